@@ -153,6 +153,8 @@ class Capabilities:
     """Weights without a dimension."""
     empty: bool = True
     """Weights without elements."""
+    complex_weights: bool = True
+    integer_weights: bool = True
     channels_last: bool = True
     """Weights that are not contiguous in memory, as those of `precision.channels_last`."""
     multi_process: bool = False

@@ -17,6 +17,7 @@ from tests import tiers
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = """
 import pytest
+from tests import tiers
 
 @pytest.mark.parametrize("model", ["a", "b", "c"])
 @pytest.mark.parametrize("stages", [1, 2])
@@ -37,6 +38,10 @@ def test_repeats(at_length): pass
 
 @pytest.mark.parametrize("engine", ["x", "y", pytest.param("z", marks=pytest.mark.soak)])
 def test_takes_long(ten_seconds, engine): pass
+
+@pytest.mark.parametrize("model", tiers.short_soak(["a", "b", "large"], ["large"]))
+@pytest.mark.parametrize("stages", [1, 2])
+def test_some(commands, model, stages): pass
 """
 SHARING = """
 import pytest
@@ -90,9 +95,9 @@ def test_no_value_is_left_out(sizes: list[int]) -> None:
     ("tier", "there"),
     [
         ("not full", {"test_product": 3, "test_examples": 3, "test_stays": 2}),
-        ("full and not soak", {"test_product": 3, "test_starts": 3}),
-        ("soak", {"test_starts": 3, "test_repeats": 1, "test_takes_long": 3}),
-        ("short_soak", {"test_takes_long": 2}),
+        ("full and not soak", {"test_product": 3, "test_starts": 3, "test_some": 2}),
+        ("soak", {"test_starts": 3, "test_repeats": 1, "test_takes_long": 3, "test_some": 4}),
+        ("short_soak", {"test_takes_long": 2, "test_some": 2}),
     ],
 )
 def test_a_collection_is_parted(tmp_path: Path, tier: str, there: dict[str, int]) -> None:

@@ -14,7 +14,8 @@ A test marked `fast` stays in the fast tier whatever it uses, with a covering se
 
 Of a slow test, one with a fixture of `SLOW`, the full tier has that covering set, too: `make soak` runs the others, and
 those with a fixture of `LENGTHY`. Single cases of a test are left to it by `split`. Continuous integration has a short
-soak, by the marker `short_soak`: tests of `TEN_SECONDS` without what `split` leaves, and those on the emulated cluster.
+soak, by the marker `short_soak`: tests of `TEN_SECONDS` without what `split` leaves, single cases that `short_soak`
+names, and tests on the emulated cluster.
 
 Several processes run tests at a time. Those of a module that share its fixtures run in one of them, by the
 marker `xdist_group`: these are made once. So do all that use the emulated cluster.
@@ -62,6 +63,13 @@ def later(values: Iterable[Any], full: Container[Any]) -> list[ParameterSet]:
     return [pytest.param(*_each(value), marks=[pytest.mark.full] if value in full else []) for value in values]
 
 
+def short_soak(values: Iterable[Any], soak: Container[Any]) -> list[ParameterSet]:
+    """Returns the cases of a `parametrize` of which those in `soak` take seconds each: they are left to soak, and
+    continuous integration has them in its short one."""
+    marks = [pytest.mark.soak, pytest.mark.short_soak]
+    return [pytest.param(*_each(value), marks=marks if value in soak else []) for value in values]
+
+
 def _each(value: Any) -> tuple[Any, ...]:
     """The values of a case: a tuple has one for each argument."""
     return value if isinstance(value, tuple) else (value,)
@@ -71,9 +79,10 @@ def mark(items: Iterable[pytest.Item]) -> None:
     """Marks tests of the full tier, those left to soak, and those that run in the same one of several processes."""
     for _, cases in groupby(items, key=lambda item: (item.path, getattr(item, "originalname", item.name))):
         listed = list(cases)
-        covering = set(cover([_values(item) for item in listed]))
-        for number, item in enumerate(listed):
-            fixtures, repeats = set(getattr(item, "fixturenames", ())), number not in covering
+        there = [item for item in listed if not item.get_closest_marker("soak")]
+        covering = {there[number] for number in cover([_values(item) for item in there])}
+        for item in listed:
+            fixtures, repeats = set(getattr(item, "fixturenames", ())), item not in covering
             slow, lengthy, split_off = SLOW & fixtures, LENGTHY & fixtures, item.get_closest_marker("soak")
             if repeats or lengthy or (slow and not item.get_closest_marker("fast")):
                 item.add_marker(pytest.mark.full)

@@ -120,6 +120,7 @@ class DeepSpeedEngine(Engine):
             data=True,
             multi_process=True,
             complex=False,
+            complex_weights=config.zero == 0,
             channels_last=False,
             same_memory=config.zero == 0,
             sparse=config.zero == 0,

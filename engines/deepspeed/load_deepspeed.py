@@ -18,7 +18,6 @@ from torch import nn
 from engines.deepspeed import BUCKET, jit_build
 from engines.deepspeed.collective_tracer import CollectiveTracer
 from harness.core.plan import Plan
-from harness.core.problem import CannotRun, Problem
 from harness.interfaces import OptimizerSpec, SessionSpec
 from harness.runtime.device_clock import TimePoint
 from harness.runtime.training_state import make_optimizer
@@ -101,10 +100,7 @@ def optimizer(module: nn.Module, spec: OptimizerSpec, offload: bool) -> torch.op
 def engine(
     deepspeed: ModuleType, module: nn.Module, optimizer: Any, config: Config, plan: Plan, spec: SessionSpec
 ) -> Any:
-    """DeepSpeed's own engine around a module. Raises CannotRun for complex weights under ZeRO."""
-    if config.zero and any(parameter.is_complex() for parameter in module.parameters()):
-        message = "keeps all weights in one buffer, and weights of the model are complex"
-        raise CannotRun([Problem("engine.zero", config.zero, message, ({"engine": "ddp"},))])
+    """DeepSpeed's own engine around a module."""
     elements = sum(parameter.numel() for parameter in module.parameters())
     settings_ = settings(plan.micro_batches, plan.mesh.data, config.zero, spec.dtype, elements, config.offload)
     with contextlib.redirect_stdout(None):

@@ -76,6 +76,7 @@ class FSDPEngine(Engine):
         sparse=False,
         scalars=False,
         empty=False,
+        complex_weights=False,
         channels_last=False,
     )
 

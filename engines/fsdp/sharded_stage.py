@@ -95,19 +95,10 @@ def sharded(
 ) -> FSDPModule:
     """Shard the groups of layers, then what is left: parameters that layers share."""
     layers = [layer for _, layer in named_layers(stage)]
-    _refuse_dtypes(stage)
     for numbers in groups(sizes(layers), config):
         _group([layers[number] for number in numbers], mesh, config.reshard_after_forward, counter, gathered)
     # torch's own default keeps the root's weights where those of other groups are freed, for they are needed at once
     return _group([stage], mesh, None if config.reshard_after_forward else False, counter, gathered)
-
-
-def _refuse_dtypes(stage: nn.Module) -> None:
-    """Raise CannotRun for trained weights of several dtypes, as of complex numbers next to others."""
-    dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in stage.parameters() if one.requires_grad})
-    if len(dtypes) > 1:
-        message = f"takes weights of one dtype, the model has some of {' and '.join(dtypes)}"
-        raise CannotRun([Problem("engine", "fsdp", message, ({"engine": "ddp"},))])
 
 
 def sizes(layers: Sequence[nn.Module]) -> list[int]:

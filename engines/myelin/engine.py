@@ -119,6 +119,8 @@ class MyelinEngine(Engine):
             multi_process=True,
             mpi=config.transport == "mpi",
             complex=False,
+            complex_weights=False,
+            integer_weights=False,
             same_memory=False,
             channels_last=False,
         )

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from harness.core.problem import Problem, ProblemError
-
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -34,12 +32,11 @@ class FlatBuffers:
     """Parameters by name, in their order; from now on they are views of `weights`.
 
     As under torch's optimizers a parameter without a gradient has None. Its first gradient of a step is moved into
-    `gradients` (a sparse one with zeros where it has no rows), later ones are added there. Raises ValueError for a
-    parameter of another dtype than the run's.
+    `gradients` (a sparse one with zeros where it has no rows), later ones are added there.
+    All have the run's dtype: `harness.checks.layer_traits` refuses others.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], dtype: torch.dtype) -> None:
-        _check(parameters, dtype)
         self.parameters, self.dtype = parameters, dtype
         self.places: dict[str, Place] = {}
         self.size = 0
@@ -91,11 +88,3 @@ def _into(view: Tensor) -> Callable[[Tensor], None]:
             parameter.grad = view
 
     return move
-
-
-def _check(parameters: dict[str, nn.Parameter], dtype: torch.dtype) -> None:
-    for name, parameter in parameters.items():
-        if parameter.dtype != dtype:
-            message = f"is {parameter.dtype}, all others are {dtype} (precision.dtype), and lie in one buffer"
-            hint = "have the model make it a buffer, or convert it"
-            raise ProblemError(Problem(f"parameter {name}", None, message, hint=hint))

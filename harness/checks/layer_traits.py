@@ -20,6 +20,7 @@ from harness.interfaces import Capabilities
 
 HIDDEN = "an attribute of the layer itself that is this parameter or module"
 REAL = "torch.view_as_real where it is made"
+AS_REAL = "a weight of real numbers, and torch.view_as_complex of it in forward"
 MEMORY = "one parameter in both places, or clone() for one of them"
 
 
@@ -109,6 +110,15 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
         if traits.empty and not can.empty:
             message = f"has {traits.empty[0]!r} without elements, which engine={engine} does not take"
             yield problem(message, other)
+        if traits.complex and not can.complex_weights:
+            message = f"has complex numbers in {traits.complex[0]!r}, engine={engine} takes weights of real ones"
+            yield problem(message, other, AS_REAL)
+        if traits.complex and config.optimizer.fused:
+            message = f"takes real numbers, and {traits.complex[0]!r} has complex ones"
+            yield Problem("optimizer.fused", True, message, ({"optimizer.fused": False},), AS_REAL)
+        if traits.integers and not can.integer_weights:
+            message = f"has whole numbers in {traits.integers[0]!r}, engine={engine} takes weights of real ones"
+            yield problem(message, other, "make it a buffer")
         if traits.draws and _recomputed(plan):
             message = f"takes random numbers of Python or NumPy in layer {layer.name!r}: a recomputation gets others"
             yield problem(message, ({"engine.checkpoint": "never"},), "torch's random numbers")

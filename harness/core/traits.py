@@ -22,7 +22,8 @@ class Traits:
     one of them in place. `max_norm`: it has an embedding that scales rows of its weight. `sparse` are weights whose
     gradients are sparse, `scalars` those without a dimension, `empty` those without elements that get a gradient,
     `unused` those that get none. `draws`: it takes random numbers of Python or NumPy. `too_large`: the attribute
-    that leads to more objects than a recomputation looks at ("'table' of Lookup").
+    that leads to more objects than a recomputation looks at ("'table' of Lookup"). `complex` are weights of complex
+    numbers, `integers` those of whole numbers.
     """
 
     gives: tuple[Given, ...] = ()
@@ -36,3 +37,5 @@ class Traits:
     unused: tuple[str, ...] = ()
     draws: bool = False
     too_large: str | None = None
+    complex: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()

@@ -85,11 +85,13 @@ class Seen:
 
 def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
     """The traits of each layer."""
-    names: dict[Tensor, str] = {w: name for name, w in chain.layers.named_parameters() if w.requires_grad}
+    every: dict[Tensor, str] = {w: name for name, w in chain.layers.named_parameters()}
+    names = {w: name for w, name in every.items() if w.requires_grad}
     with_gradient = trained(chain, tasks)
     found = []
     for index, (layer, task) in enumerate(zip(seen.layers, tasks, strict=True)):
         own: dict[Tensor, str] = {w: names[w] for w in layer.parameters() if w in names}
+        held = [(name, weight) for weight in layer.parameters() if (name := every.get(weight))]
         changed = seen.changes[index]
         found.append(
             Traits(
@@ -104,6 +106,8 @@ def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
                 draws=seen.draws[index],
                 too_large=ForwardState([*layer.modules()], "").too_large(),
                 unused=tuple(name for weight, name in own.items() if weight not in with_gradient),
+                complex=tuple(name for name, weight in held if weight.is_complex()),
+                integers=tuple(name for name, weight in held if not differentiable(weight)),
             )
         )
     return found

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from harness.core.problem import CannotRun, Problem
 from harness.interfaces import Batch, Model, OptimizerSpec, SessionSpec
 from harness.nn import dropout
 from harness.nn.tied import dtype_in, moved
@@ -54,14 +53,8 @@ def choose_kernels(tf32: bool, cudnn_benchmark: bool) -> None:
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """The optimizer that `spec` names. Where there are no parameters its step does nothing.
-
-    Raises `CannotRun` for a fused one with weights of complex numbers, which torch has none for.
-    """
+    """The optimizer that `spec` names. Where there are no parameters its step does nothing."""
     parameters = list(parameters)
-    if spec.fused and any(parameter.is_complex() for parameter in parameters):
-        message = "is for real numbers, and weights of the model are complex"
-        raise CannotRun([Problem("optimizer.fused", True, message, ({"optimizer.fused": False},))])
     options: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": spec.fused or None}
     if spec.name == "sgd":
         options["momentum"] = spec.momentum

@@ -29,7 +29,7 @@ EXCEPTED = {
     "python run.py -m +sweeps=torchgpipe_table4 scale=local": "takes minutes; its tests are in tests/analysis",
 }
 SHORT = {"steps": "1", "warmup": "2", "tracker": "none"}
-SMALL = {"model=unet": {"model.size": "64", "model.channels": "4"}}
+SMALL = {"model=unet": {"model.size": "64", "model.channels": "4"}, "model=gpt_12b": {"batch.size": "1024"}}
 """Further overrides of what takes long."""
 INFEASIBLE = 2
 NUMBER = re.compile(

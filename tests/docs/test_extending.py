@@ -24,7 +24,7 @@ from harness.core.run_files import METRICS, RECORD
 from harness.interfaces import OptimizerSpec, Session, SessionSpec
 from tests.docs import pages
 from tests.engines import networks
-from tests.support import fork_servers
+from tests.support import fork_servers, known_machine
 
 pytestmark = pytest.mark.usefixtures("commands")
 
@@ -52,9 +52,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(tree: Path) -> Iterator[dict[str, str]]:
-    """That of all commands, whose workers are forked from one server."""
-    with fork_servers.serving(tree, os.environ | {"PYTHONPATH": str(tree)}) as found:
+def environment(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """That of all commands, whose workers are forked from one server and know this machine."""
+    known = known_machine.known(tmp_path_factory)
+    with known, fork_servers.serving(tree, os.environ | {"PYTHONPATH": str(tree)}) as found:
         yield found
 
 

@@ -19,7 +19,7 @@ from planners.block_partition import even
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
 from tests.problems import rows
-from tests.tiers import later
+from tests.tiers import short_soak
 
 ZOO: dict[str, Model] = {name: zoo.model(name) for name in zoo.SIZES}
 MODELS: dict[str, Model] = {**networks.ALL, **ZOO}
@@ -59,13 +59,13 @@ def test_gpipe_trains_the_zoo_like_single(model: str, stages: int, mode: str) ->
     contract.check_training(gentle(case(model, stages, mode)))
 
 
-@pytest.mark.parametrize("model", later(ZOO, zoo.HEAVY))
+@pytest.mark.parametrize("model", short_soak(ZOO, zoo.HEAVY))
 def test_single_recomputes_the_zoo(model: str) -> None:
     plain = gentle(case(model).reference)
     contract.check_training(replace(plain, plan=replace(plain.plan, recompute="except_last")))
 
 
-@pytest.mark.parametrize("model", later(ZOO, zoo.HEAVY))
+@pytest.mark.parametrize("model", short_soak(ZOO, zoo.HEAVY))
 def test_gpipe_runs_its_schedule_on_the_zoo(model: str) -> None:
     contract.check_trace(case(model, 3, "except_last"))
 

@@ -13,7 +13,7 @@ from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case
 from tests.engines.deepspeed.cases import GENTLE, MODELS, case
 from tests.support.sessions import run_session
-from tests.tiers import later
+from tests.tiers import short_soak
 
 pytestmark = pytest.mark.usefixtures("ranks")
 
@@ -28,7 +28,7 @@ def close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.fast
 @pytest.mark.usefixtures("close")
-@pytest.mark.parametrize("model", later(MODELS, zoo.HEAVY))
+@pytest.mark.parametrize("model", short_soak(MODELS, zoo.HEAVY))
 def test_the_pipeline_trains_like_single(model: str) -> None:
     contract.check_training(case(model, stages=3))
 

@@ -16,7 +16,7 @@ from planners.block_partition import even
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
 from tests.engines.periodic.patterns import plan
-from tests.tiers import later
+from tests.tiers import short_soak
 
 UNTIED = ["skips", "pairs", "tokens", "norms"]
 ZOO = [name for name in zoo.SIZES if name != "gpt"]
@@ -55,7 +55,7 @@ def test_layers_of_one_stage_share_parameters(name: str) -> None:
     contract.check_training(case(name, 1))
 
 
-@pytest.mark.parametrize("name", later(ZOO, zoo.HEAVY))
+@pytest.mark.parametrize("name", short_soak(ZOO, zoo.HEAVY))
 def test_it_trains_the_zoo_like_single(name: str) -> None:
     contract.check_training(gentle(case(name, 3, devices=PLACES[3])))
 

@@ -24,7 +24,7 @@ from planners.block_partition import even
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
 from tests.problems import Row, rows
-from tests.tiers import later
+from tests.tiers import short_soak
 
 pytestmark = pytest.mark.usefixtures("ranks")
 
@@ -69,7 +69,7 @@ def test_trains_like_single(model: str, schedule: str) -> None:
 
 @pytest.mark.fast
 @pytest.mark.parametrize("schedule", FAMILIES)
-@pytest.mark.parametrize("model", later(ZOO, zoo.HEAVY))
+@pytest.mark.parametrize("model", short_soak(ZOO, zoo.HEAVY))
 def test_trains_the_zoo_like_single(model: str, schedule: str) -> None:
     contract.check_training(replace(gentle(case(model, schedule, micro_batches=4)), samples=4))
 

@@ -31,7 +31,7 @@ from planners.block_partition import even
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
 from tests.support.sessions import run_session
-from tests.tiers import later
+from tests.tiers import short_soak
 
 MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in zoo.SIZES}}
 MODES = ("never", "except_last", "always")
@@ -87,7 +87,7 @@ def test_it_trains_a_model_of_several_outputs() -> None:
 
 
 @pytest.mark.parametrize(("stages", "mode"), [(2, "always"), (3, "except_last")])
-@pytest.mark.parametrize("model", later([model for model in zoo.SIZES if takes(model, 2)], zoo.HEAVY))
+@pytest.mark.parametrize("model", short_soak([model for model in zoo.SIZES if takes(model, 2)], zoo.HEAVY))
 def test_it_trains_the_zoo_like_single(model: str, stages: int, mode: str) -> None:
     contract.check_training(gentle(case(model, stages, mode)))
 

@@ -30,7 +30,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
 """By a name for tests: the plug-in and its keys."""
 
 HEAVY = ("amoebanet", "inception")
-"""Those that take seconds: the fast tier has them once."""
+"""Those that take seconds: the fast tier has them once, the full tier in a few cases."""
 
 
 def model(name: str) -> Model:

@@ -205,13 +205,6 @@ def test_a_stage_without_parameters_has_nothing_to_do(offload: bool) -> None:
     assert sum(tensor.nbytes for tensor in stepper.updates.held()) == 0
 
 
-def test_a_parameter_of_another_dtype_is_refused() -> None:
-    named = parameters()
-    named["last"] = nn.Parameter(named["last"].detach().double())
-    with pytest.raises(ValueError, match=r"parameter last .*float64, all others are torch.float32 .*-> "):
-        Stepper(named, ADAMW)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: f"{one.name} {one.momentum} {one.weight_decay}")
 @pytest.mark.parametrize(("offload", "bsize", "k"), STORES)

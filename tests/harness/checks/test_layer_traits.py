@@ -77,7 +77,10 @@ def test_layers_that_must_be_in_one_stage(name: str) -> None:
         (Capabilities(), profile(uses=("l1.weight",))),
         (Capabilities(), profile(1, gives=(COMPLEX,))),
         (Capabilities(mixed=False), profile(1, gives=(INT, INT))),
-        (Capabilities(), profile(sparse=("l2.weight",), scalars=("l2.scale",), unused=("l2.weight",))),
+        (
+            Capabilities(),
+            profile(sparse=("l2.weight",), scalars=("l2.scale",), unused=("l2.weight",), complex=("l2.weight",)),
+        ),
         (Capabilities(), profile(by_value="in layer 2", same_memory=(("l1.weight", "l2.weight"),))),
         (RANKS, profile(max_norm=True, changes=("l2.weight",))),
     ],
@@ -94,6 +97,8 @@ def test_what_an_engine_can_do(can: Capabilities, of: ModelProfile) -> None:
         (Capabilities(sparse=False), REPLICAS, profile(sparse=("l2.weight",)), "engine=ddp"),
         (Capabilities(scalars=False), REPLICAS, profile(scalars=("l2.scale",)), "engine=ddp"),
         (Capabilities(empty=False), REPLICAS, profile(empty=("l2.none",)), "engine=ddp"),
+        (Capabilities(complex_weights=False), REPLICAS, profile(complex=("l2.weight",)), "engine=ddp"),
+        (Capabilities(integer_weights=False), WHOLE, profile(integers=("l2.weight",)), "engine=single"),
         (Capabilities(), replace(PLAN, recompute="always"), profile(draws=True), "engine.checkpoint=never"),
         (Capabilities(), replace(PLAN, recompute="always"), profile(too_large="'x' of L"), "engine.checkpoint=never"),
         (Capabilities(same_memory=False), REPLICAS, profile(same_memory=(("l1.w", "l2.w"),)), "engine=ddp"),
@@ -108,8 +113,9 @@ def test_what_an_engine_cannot_do(can: Capabilities, plan: Plan, of: ModelProfil
     assert fixes[0] == fixed
 
 
-def test_a_fused_optimizer_takes_dense_gradients() -> None:
-    of = profile(sparse=("l2.weight",))
+@pytest.mark.parametrize("kind", ["sparse", "complex"])
+def test_a_fused_optimizer_takes_dense_gradients_of_real_numbers(kind: str) -> None:
+    of = profile(**{kind: ("l2.weight",)})
     ((_, fixes),) = refused(Capabilities(), WHOLE, of, optimizer__fused=True)
     assert fixes == ["optimizer.fused=false"]
     assert not refused(Capabilities(), WHOLE, profile(), optimizer__fused=True)

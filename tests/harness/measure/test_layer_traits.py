@@ -57,6 +57,16 @@ class Writing(nn.Linear):
         return super().forward(x)
 
 
+class Spectrum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+        self.order = nn.Parameter(torch.tensor([2, 0, 1, 3]), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x[:, self.order]) * self.weight, n=4)
+
+
 class Choosing(nn.Module):
     """Gives numbers, and which of them is the largest; holds weights that it does not use."""
 
@@ -143,6 +153,10 @@ CASES: dict[str, tuple[Any, list[Traits]]] = {
     "complex": (
         lambda: nn.Sequential(nn.Linear(4, 4), Complex(), Real()),
         [Traits((FLOAT,)), Traits((Given("complex64", True),)), Traits((FLOAT,))],
+    ),
+    "complex weights": (
+        lambda: nn.Sequential(nn.Linear(4, 4), Spectrum()),
+        [Traits((FLOAT,)), Traits((FLOAT,), complex=("1.weight",), integers=("1.order",))],
     ),
 }
 

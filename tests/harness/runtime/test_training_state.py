@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from harness.core.problem import CannotRun
 from harness.interfaces import OptimizerSpec
 from harness.runtime.training_state import (
     OPTIMIZERS,
@@ -65,15 +64,6 @@ def test_a_state_goes_where_the_optimizer_reads_it() -> None:
         load_optimizer_state({"w": weight}, [optimizer], saved)
         found = {key: value.device.type for key, value in optimizer.state[weight].items()}
         assert found == {"step": where, "exp_avg": "meta", "exp_avg_sq": "meta"}
-
-
-def test_weights_of_complex_numbers_have_no_fused_optimizer() -> None:
-    weights = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.complex64))]
-    with pytest.raises(CannotRun) as caught:
-        make_optimizer(weights, OptimizerSpec(fused=True))
-    (problem,) = caught.value.problems
-    assert (problem.key, problem.fixes) == ("optimizer.fused", ({"optimizer.fused": False},))
-    make_optimizer(weights, OptimizerSpec())
 
 
 @pytest.mark.parametrize("allowed", [True, False])
