@@ -205,6 +205,40 @@ def test_a_model_that_cannot_be_split_trains_whole(
         assert f"cannot be split into stages: {place}" in " ".join(capfd.readouterr().err.split())
 
 
+CHANGING = """
+import torch
+from torch import nn
+
+from harness import Classifier
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.passes = nn.Linear(4, 8), nn.Linear(8, 3), []
+
+    def forward(self, x):
+        self.passes.append(len(x))
+        return self.second(torch.tanh(self.first(x)) * len(self.passes))
+
+
+def build():
+    return Classifier(Net(), (4,), 3)
+"""
+"""A module that computes with what its passes leave in a list: its layers would not."""
+
+
+@pytest.mark.parametrize("costs", ["analytic", "measured"])
+def test_layers_that_compute_something_else_do_not_train(
+    costs: str, here: Path, tmp_path: Path, commands: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whether the layers' times are measured, which compares them, or computed."""
+    nets.write(here, CHANGING)
+    keys = ["model=net.py:build", "engine=single", f"costs={costs}", *SETTINGS, "batch.micro_batches=2"]
+    assert run.main([*keys, f"out={tmp_path / costs}"], {}) == 2
+    assert "does not compute the same in layers: layer" in " ".join(capfd.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

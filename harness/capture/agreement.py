@@ -1,9 +1,11 @@
 """Makes one trace of three: what differs between them follows from the number of samples, the dtype, or training.
 
 pass 1   n samples, float32, training       view(2, 16)    dropout(p=0.1)    full(-3.4e38)
-pass 2   2 n samples, float64, training     view(4, 16)    dropout(p=0.1)    full(-1.8e308)
-pass 3   3 n samples, float32, evaluation   view(6, 16)    dropout(p=0.0)    full(-3.4e38)
+pass 2   3 n samples, float64, training     view(6, 16)    dropout(p=0.1)    full(-1.8e308)
+pass 3   2 n samples, float32, evaluation   view(4, 16)    dropout(p=0.0)    full(-3.4e38)
 one      Samples(1, 0), Training(0.1, 0.0), Limit("min")
+
+The most samples are in the middle: a number of passes, which a module may count, is none of samples.
 """
 
 from __future__ import annotations

@@ -6,17 +6,19 @@ model             "model.blocks.0.norm.weight"       is the name in the model
 
 from __future__ import annotations
 
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 
 from harness.capture.chain import Part
 from harness.capture.graph import Graph
-from harness.capture.program import Program, outside_name
+from harness.capture.program import WHERES, Program, outside_name
 from harness.capture.structure import Ref, built, flat, tensors
-from harness.capture.trace import Call, State, Step, used
+from harness.capture.trace import Call, State, Step, shown, used
 from harness.core.model_profile import Unsplit
 from harness.nn import dropout
 from harness.nn.skip import Skippable
@@ -43,11 +45,20 @@ class Layer(Skippable):
         self._run = program.function()
 
     def forward(self, value: Tensor | tuple[Tensor, ...]) -> Any:
-        """What the model does here."""
-        if not self.draws:
-            return self._run(self, value)
-        with dropout.drawing(self.number, tensors(value)[0].device):
-            return self._run(self, value)
+        """What the model does here; its errors have a note with the line of the model."""
+        drawing = dropout.drawing(self.number, tensors(value)[0].device) if self.draws else nullcontext()
+        try:
+            with drawing:
+                return self._run(self, value)
+        except Exception as error:
+            self._note(error)
+            raise
+
+    def _note(self, error: Exception) -> None:
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            if where := WHERES.get(frame.f_code, {}).get(number):
+                file, line, code = shown(where)
+                error.add_note(f"in {file}:{line}, `{code}`")
 
     def train(self, mode: bool = True) -> Layer:
         """As of every module. Raises NotImplementedError for a model that evaluates in another way than it trains."""

@@ -19,6 +19,7 @@ from harness.capture.trace import State
 from harness.nn.object_state import SCALARS, Snapshot
 from harness.nn.tied import dtype_in
 
+NUMBERS = (int, float)
 CPU = torch.device("cpu")
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 HOOKS = tuple(name for name in OF_EVERY_MODULE if "_hooks" in name)
@@ -30,12 +31,14 @@ class Pretender:
     """Makes fake tensors in one mode. `dtype` is the one of floating-point weights and inputs, None for their own.
 
     Those in the place of a module's tensors are `kept`, so that no tensor that comes later has the id of one that the
-    module replaces (as `torch.nn.utils.weight_norm` does in each pass).
+    module replaces (as `torch.nn.utils.weight_norm` does in each pass). `left` are numbers that earlier passes have
+    left in attributes, and afterwards those of this one, too.
     """
 
     mode: FakeTensorMode
     dtype: torch.dtype | None
     kept: list[Tensor] = field(default_factory=list)
+    left: dict[tuple[nn.Module, str], float] = field(default_factory=dict)
 
     def tensor(self, tensor: Tensor, shape: tuple[int, ...] | None = None, cast: bool = True) -> Tensor:
         """One like `tensor`, of another shape if that is given."""
@@ -62,10 +65,14 @@ def pretended(module: nn.Module, pretender: Pretender, training: bool) -> Iterat
     objects = Snapshot(roots, _itself)
     try:
         places = _replace(modules, pretender)
+        for (each, name), number in pretender.left.items():
+            vars(each)[name] = number
+        begun = [(each, plain_attributes(each)) for each in modules.values()]
         if not training:
             module.eval()
         with same_hooks(modules.values()):
             yield places
+        pretender.left = pretender.left | _counted(begun)
     finally:
         objects.put(_itself)
         for each, parameters, buffers, plain in before:
@@ -114,6 +121,18 @@ def _replace(modules: dict[str, nn.Module], pretender: Pretender) -> dict[int, S
             if isinstance(value, Tensor):
                 vars(module)[name] = fake(value, path, "__dict__", name, lambda one: pretender.tensor(one, cast=False))
     return places
+
+
+def _counted(begun: Iterable[tuple[nn.Module, dict[str, Any]]]) -> dict[tuple[nn.Module, str], float]:
+    """The numbers that a pass has changed in attributes of modules in which it has changed nothing else: where it keeps
+    a table, too, they belong to that."""
+    found: dict[tuple[nn.Module, str], float] = {}
+    for module, before in begun:
+        after = plain_attributes(module)
+        changed = {name: value for name, value in after.items() if value is not before.get(name)}
+        if all(type(value) in NUMBERS and type(before.get(name, value)) in NUMBERS for name, value in changed.items()):
+            found |= {(module, name): number for name, number in changed.items()}
+    return found
 
 
 def _restore(module: nn.Module, parameters: dict[str, Any], buffers: dict[str, Any], plain: dict[str, Any]) -> None:

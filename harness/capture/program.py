@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -24,6 +26,8 @@ from harness.capture.structure import Nest, Ref, places, refs
 from harness.capture.trace import Item, State, Step, Uncapturable, used
 
 BUILT_IN = (int, bool, str, bytes, type(None))
+WHERES: WeakKeyDictionary[CodeType, dict[int, tuple[str, int]]] = WeakKeyDictionary()
+"""Of the code of a layer's function: by the number of its line, file and line of the model that it stands for."""
 
 
 class Program:
@@ -34,6 +38,7 @@ class Program:
         self.names: dict[str, Any] = {"no_grad": torch.no_grad, "finfo": torch.finfo, "__builtins__": __builtins__}
         self.outside: list[Tensor] = []
         self.lines: list[str] = []
+        self._wheres: dict[int, tuple[str, int]] = {}
         self._objects: dict[int, str] = {}
         self._asks: set[str] = set()
         self._where = ("", 0)
@@ -49,21 +54,27 @@ class Program:
         code = compile(self.source, "<captured layer>", "exec")
         exec(code, self.names)
         run = self.names.pop("run")
+        WHERES[run.__code__] = self._wheres
         return types.FunctionType(run.__code__, self.names, "run")
 
     def _body(self) -> None:
         part = self.part
         body: list[str] = []
+        wheres: dict[int, tuple[str, int]] = {}
         last = self._last_uses()
         for index, node in enumerate(part.nodes):
             lines = self._node(node, last, index)
             gone = sorted({n for n in (*used(node), *refs(node.result)) if last.get(n) == index})
+            begin = len(body)
             body += lines if node.grad else ["with no_grad():", *(f"    {line}" for line in lines)]
+            wheres |= dict.fromkeys(range(begin, len(body)), node.where)
             body += ["del " + ", ".join(f"t{n}" for n in gone)] if gone else []
         body += [f"{place(state)} = {self._tensor(number)}" for state, number in part.assigns]
         body += [f"self.stash({name!r}, {self._tensor(number)})" for name, number in part.stashes.items()]
         body.append("return " + ", ".join(map(self._tensor, part.gives)))
-        self.lines = [*self._arrive(), *self._answers(), *body]
+        head = [*self._arrive(), *self._answers()]
+        self.lines = [*head, *body]
+        self._wheres = {len(head) + 2 + number: where for number, where in wheres.items()}  # below "def run", from 1 on
 
     def _arrive(self) -> list[str]:
         takes = [f"t{number}" for number in self.part.takes]
@@ -131,7 +142,10 @@ class Program:
         if isinstance(form, Limit):
             return f"finfo({self._ask('dtype')}).{form.name}"
         if isinstance(form, Unstable):
-            raise Uncapturable(f"it makes a {type(form.value).__name__} and gives it to a torch function", self._where)
+            what = f"makes a {type(form.value).__name__} and gives it to a torch function"
+            if isinstance(form.value, int | float):
+                what = "gives a torch function a number that is another one in each pass"
+            raise Uncapturable(f"it {what}", self._where)
         plain = type(form) in BUILT_IN or (type(form) is float and math.isfinite(form))
         return repr(form) if plain else self._object(form)
 

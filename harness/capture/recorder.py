@@ -250,12 +250,14 @@ def record(
     batch: int,
     dtype: torch.dtype | None = None,
     training: bool = True,
+    left: dict[tuple[nn.Module, str], float] | None = None,
 ) -> Trace:
-    """The trace of `select(module(*args, **kwargs))` for `batch` samples, its floating-point weights in `dtype`.
+    """The trace of `select(module(*args, **kwargs))` for `batch` samples, its floating-point weights in `dtype`, after
+    passes that have `left` numbers in attributes.
 
     Raises Uncapturable where the pass depends on values of tensors, and whatever the module raises.
     """
-    pretender = Pretender(FakeTensorMode(allow_non_fake_inputs=True), dtype)
+    pretender = Pretender(FakeTensorMode(allow_non_fake_inputs=True), dtype, left=left or {})
     with pretended(module, pretender, training) as places:
         recorder = Recorder(module, places, pretender)
         example = samples((args, kwargs))
@@ -281,7 +283,7 @@ def record(
                 raise Uncapturable(*_prevented(error)) from error
         replaced = _replaced(module, recorder)
         form = recorder._template(result)
-    return Trace(recorder.top, recorder.values, inputs, form, replaced, batch)
+    return Trace(recorder.top, recorder.values, inputs, form, replaced, batch, pretender.left)
 
 
 def samples(values: Any) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import linecache
-import os
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +18,7 @@ from harness.capture.graph import OTHER_WAY, Graph
 from harness.capture.layers import Whole, build, names
 from harness.capture.recorder import inputs_of, is_input, record, samples
 from harness.capture.structure import Ref, flat, template
-from harness.capture.trace import Call, Trace, Uncapturable
+from harness.capture.trace import Call, Trace, Uncapturable, shown
 from harness.capture.units import LARGE, Units
 from harness.core.model_profile import Unsplit
 from harness.core.problem import Problem, ProblemError
@@ -142,8 +140,8 @@ def _agreed(
     for number, (dtype, evaluates) in enumerate(attempts):
         one = record(module, args, kwargs, select, batch)
         try:
-            two = record(module, args, kwargs, select, 2 * batch, dtype)
-            three = record(module, args, kwargs, select, 3 * batch, None, not evaluates)
+            two = record(module, args, kwargs, select, 3 * batch, dtype, left=one.left)
+            three = record(module, args, kwargs, select, 2 * batch, None, not evaluates, two.left)
             merged = Agreement(one, two, three, evaluates).merge()
         except (Disagreement, Uncapturable) as error:
             if first is None and number == len(attempts) - 1:
@@ -173,6 +171,4 @@ def _large_difference(graph: Graph) -> tuple[str, int] | None:
 
 
 def _place(error: Uncapturable) -> Unsplit:
-    file, line = error.where
-    shown = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
-    return Unsplit(shown, line, linecache.getline(file, line).strip(), error.reason)
+    return Unsplit(*shown(error.where), error.reason)

@@ -9,6 +9,8 @@ Tensors are numbered in the order in which they appear: inputs, weights and buff
 
 from __future__ import annotations
 
+import linecache
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -129,7 +131,8 @@ def used(item: Item) -> set[int]:
 class Trace:
     """A forward pass: the call of the model and the steps of `select` after it. `outputs` are numbers of tensors.
 
-    `replaced` are buffers and attributes that hold another tensor afterwards.
+    `replaced` are buffers and attributes that hold another tensor afterwards, `left` numbers in attributes that this
+    pass and those before it have changed.
     """
 
     top: Call
@@ -138,6 +141,7 @@ class Trace:
     result: Any
     replaced: dict[State, int]
     batch: int
+    left: dict[tuple[nn.Module, str], float]
 
     @property
     def outputs(self) -> list[int]:
@@ -150,6 +154,13 @@ def user_line() -> tuple[str, int]:
     while frame.f_back is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+def shown(where: tuple[str, int]) -> tuple[str, int, str]:
+    """A line as people read it: its file, from the working directory on if it is there, its number and its text."""
+    file, line = where
+    near = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
+    return near, line, linecache.getline(file, line).strip()
 
 
 def is_library(file: str) -> bool:

@@ -139,6 +139,9 @@ class OnExample(Wrapper):
             if not isinstance(tensor, Tensor) or not tensor.dim() or not len(tensor):
                 raise TypeError(f"the {name} of example_batch must be a tensor of (samples, ...), got {tensor!r:.80}")
         samples = len(given[0])
+        if isinstance(targets, list | tuple) and len(targets) == samples and not isinstance(targets[0], Tensor):
+            message = f"the targets of example_batch are {samples} of {type(targets[0]).__name__}, one for each sample"
+            raise TypeError(f"{message}: they must be tensors of (samples, ...), as torch.stack makes them")
         if other := [len(target) for target in wanted if len(target) != samples]:
             counts = f"{samples} inputs and {other[0]} targets"
             raise ValueError(f"example_batch has {counts}: the first tensor of the inputs must have the samples")

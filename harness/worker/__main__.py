@@ -90,6 +90,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
 
     from harness.launch.forked_ranks import run_session_on_ranks
     from harness.launch.slurm_ranks import Rendezvous
+    from harness.measure import check_layers
     from harness.runtime import collectives
     from harness.runtime.training_state import choose_kernels
     from harness.worker.checkpoints import Checkpoints, When, run_state
@@ -107,6 +108,8 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     if names[0] == "cpu":
         torch.set_num_threads(1)  # engines take more where they are configured to
     model = registry.build("model", config.model)
+    if profile.times != "measured" and not (rendezvous and rendezvous.rank):  # what measures them compares them
+        check_layers.check(model, "cpu", say)
     data = registry.build("data", config.data, model, config.seed)
     engine = registry.build("engine", config.engine)
     if engine.capabilities.multi_process:

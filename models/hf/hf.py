@@ -24,6 +24,8 @@ CLASSES = {
     "image": "AutoModelForImageClassification",
 }
 """The class of Transformers for each task."""
+OFFSET = 2
+"""More embeddings of positions than a network has positions, as OPT, or the other way around, as Roberta."""
 IMAGE = {"image_size": 224, "num_channels": 3}
 """What a configuration must say of an image, with the usual values."""
 
@@ -41,6 +43,7 @@ class HuggingFace:
         assert kind is not None
         self.settings, self.kind, self.weights = _settings(config, description), kind, config.weights
         refuse(_no_network(config, self.settings, kind), TITLE)
+        refuse(_too_long(config, self.settings, kind), TITLE)
         self._task = tasks.TASKS[kind](self.settings, config.sequence)
         self.task, self.input_shape, self.classes = self._task.task, self._task.input_shape, self._task.classes
         content = json.dumps([description, kind, config.sequence, config.weights], sort_keys=True)
@@ -107,6 +110,27 @@ def _no_network(config: Config, settings: Any, kind: str) -> list[Problem]:
         message = f"does not say {' and '.join(lacking)} of the images"
         hint = f'"model.overrides={{{",".join(f"{key}:{IMAGE[key]}" for key in lacking)}}}"'
         return [Problem("model.config", str(path(config)), message, hint=hint)]
+    return []
+
+
+def _too_long(config: Config, settings: Any, kind: str) -> list[Problem]:
+    """A sequence that is longer than a network with learned positions has them; others, as rotary ones, have no end."""
+    import transformers
+
+    positions = getattr(settings, "max_position_embeddings", None)
+    if kind == "image" or not isinstance(positions, int) or config.sequence <= positions - OFFSET:
+        return []
+    with torch.device("meta"):
+        network = getattr(transformers, CLASSES[kind]).from_config(settings)
+    tokens = network.get_input_embeddings()
+    for module in network.modules():
+        if isinstance(module, nn.Embedding) and positions <= module.num_embeddings <= positions + OFFSET:
+            # Roberta's first position is the one after that of padding
+            most = min(positions, module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1))
+            if module is not tokens and config.sequence > most:
+                message = f"is longer than the {most:,} positions that the network has learned embeddings for"
+                hint = f'"model.overrides={{max_position_embeddings:{config.sequence + positions - most}}}"'
+                return [Problem("model.sequence", config.sequence, message, ({"model.sequence": most},), hint)]
     return []
 
 

@@ -183,6 +183,28 @@ def test_what_cannot_be_is_refused(keys: dict[str, Any], key: str, words: str) -
     assert words in problem.message
 
 
+@pytest.mark.parametrize(
+    ("config", "overrides", "most"),
+    [
+        ("gpt2_small", {"n_positions": 20}, 20),
+        ("bert_small", {"max_position_embeddings": 20}, 20),
+        ("bert_small", {"model_type": "roberta", "max_position_embeddings": 20, "pad_token_id": 1}, 18),
+        ("gpt2_small", {"model_type": "opt", "max_position_embeddings": 20, "word_embed_proj_dim": 16}, 20),
+        ("llama_small", {"max_position_embeddings": 20}, None),
+    ],
+)
+def test_a_sequence_is_no_longer_than_the_positions(config: str, overrides: dict[str, Any], most: int | None) -> None:
+    """The longest one that is taken is one that the network takes."""
+    model = build(Config(config=config, overrides=overrides, sequence=most or 30))
+    network = model.network()
+    model.logits(network, model.sample(1).inputs)
+    if most:
+        with pytest.raises(CannotRun, match=rf"longer than the {most} positions .*\n.*-> model.sequence={most}, or"):
+            build(Config(config=config, overrides=overrides, sequence=most + 1))
+        with pytest.raises((IndexError, RuntimeError)):
+            model.logits(network, torch.zeros(1, most + 1, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model_type": 3}', "[" * 100_000])
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "c.json").write_text(text)

@@ -11,9 +11,8 @@ from harness.core.cluster import Device, Link
 from harness.host import devices, machine
 from harness.host.machine import Machine
 
-MACHINE = Machine(
-    Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10, kernel_s=1e-6), Link(1e-5, 1e-9), None, 1.8
-)
+PEAKS = {"float32": 1e12, "float64": 5e11}
+MACHINE = Machine(Device(devices.cpu_model(), 10**10, PEAKS, 1e10, kernel_s=1e-6), Link(1e-5, 1e-9), None, 1.8)
 
 
 @contextmanager

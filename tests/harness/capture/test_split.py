@@ -259,6 +259,37 @@ def test_what_stays_one_layer_inside_of_another_module_says_why() -> None:
         split(nn.Sequential(Branching("samples")), (torch.randn(2, 4),))
 
 
+class Counting(nn.Module):
+    """Counts its passes; what it keeps of the longest sequence belongs to a table of positions."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.reads = nn.Linear(4, 4), nn.Linear(4, 4), reads
+        self.passes, self.longest, self.table = 0, 0, torch.zeros(0)
+        self.inside = nn.Module()
+        self.inside.samples = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        counted = self.inside if self.reads else self
+        if x.shape[1] > self.longest:
+            self.longest, self.table = x.shape[1], torch.ones(x.shape[1])
+        counted.samples = getattr(counted, "samples", 0) + len(x)
+        self.inside.passes = getattr(self.inside, "passes", 0) + 1
+        y = self.first(x * self.table)
+        return self.second(y * self.inside.samples if self.reads else y)
+
+
+def test_a_number_that_passes_leave_is_there_in_the_next_one() -> None:
+    """Of a module that computes with it: else it is no matter, and neither is a table that is made once."""
+    x = torch.randn(3, 4)
+    with pytest.raises(ProblemError, match="it gives a torch function a number that is another one in each"):
+        split(Counting(reads=True), (x,))
+    module = Counting(reads=False)
+    chain = split(module, (x,))
+    assert len(chain) >= 2 and module.passes == module.longest == 0
+    assert torch.equal(chain(x), module(x))
+
+
 def test_attributes_that_each_pass_makes_again_do_not_take_the_place_of_others() -> None:
     """torch.nn.utils.weight_norm computes `weight` before each pass: the tensor that it replaces has to stay alive."""
     with warnings.catch_warnings():

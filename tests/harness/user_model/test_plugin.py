@@ -253,6 +253,10 @@ def test_arguments_have_the_types_of_the_annotations(tmp_path: Path) -> None:
         (f"Classifier({SEQUENTIAL}, 4, 3)", "TypeError: input_shape must be a shape, as (4,), got 4"),
         (f"Classifier({SEQUENTIAL}, (4,), 0)", "ValueError: classes must be whole numbers of at least 1, got 0"),
         (f"Custom({SEQUENTIAL}, (torch.ones(3, 4), torch.ones(2)), print)", "example_batch has 3 inputs and 2 targets"),
+        (
+            f"Custom({SEQUENTIAL}, (torch.ones(2, 4), 2 * [{{'box': torch.ones(4)}}]), print)",
+            "are 2 of dict, one for each",
+        ),
         (f"Custom({SEQUENTIAL}, (torch.ones(3, 4), 2), print)", "the targets of example_batch must be a tensor"),
         (f"Custom({SEQUENTIAL}, (torch.ones(3), torch.ones(3)), 'mse')", "loss must be a function of"),
         ("[].pop()", "IndexError: pop from empty list"),
