@@ -155,6 +155,8 @@ class Capabilities:
     """Weights without elements."""
     complex_weights: bool = True
     integer_weights: bool = True
+    strided_weights: bool = True
+    """Weights that are not contiguous in memory, such as transposed ones."""
     channels_last: bool = True
     """Weights that are not contiguous in memory, as those of `precision.channels_last`."""
     multi_process: bool = False

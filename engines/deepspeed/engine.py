@@ -121,6 +121,7 @@ class DeepSpeedEngine(Engine):
             multi_process=True,
             complex=False,
             complex_weights=config.zero == 0,
+            strided_weights=False,
             channels_last=False,
             same_memory=config.zero == 0,
             sparse=config.zero == 0,

@@ -77,6 +77,7 @@ class FSDPEngine(Engine):
         scalars=False,
         empty=False,
         complex_weights=False,
+        strided_weights=False,
         channels_last=False,
     )
 

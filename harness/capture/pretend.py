@@ -128,11 +128,16 @@ def _counted(begun: Iterable[tuple[nn.Module, dict[str, Any]]]) -> dict[tuple[nn
     a table, too, they belong to that."""
     found: dict[tuple[nn.Module, str], float] = {}
     for module, before in begun:
-        after = plain_attributes(module)
-        changed = {name: value for name, value in after.items() if value is not before.get(name)}
-        if all(type(value) in NUMBERS and type(before.get(name, value)) in NUMBERS for name, value in changed.items()):
-            found |= {(module, name): number for name, number in changed.items()}
+        changed = numbers_changed(before, plain_attributes(module))
+        found |= {(module, name): number for name, number in changed.items()}
     return found
+
+
+def numbers_changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
+    """The numbers among the attributes of a module that are others than before; none if other attributes are, too."""
+    changed = {name: value for name, value in after.items() if value is not before.get(name)}
+    plain = all(type(value) in NUMBERS and type(before.get(name, value)) in NUMBERS for name, value in changed.items())
+    return changed if plain else {}
 
 
 def _restore(module: nn.Module, parameters: dict[str, Any], buffers: dict[str, Any], plain: dict[str, Any]) -> None:

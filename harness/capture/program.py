@@ -144,7 +144,7 @@ class Program:
         if isinstance(form, Unstable):
             what = f"makes a {type(form.value).__name__} and gives it to a torch function"
             if isinstance(form.value, int | float):
-                what = "gives a torch function a number that is another one in each pass"
+                what = "gives a torch function a number that differs with the number of samples, or from pass to pass"
             raise Uncapturable(f"it {what}", self._where)
         plain = type(form) in BUILT_IN or (type(form) is float and math.isfinite(form))
         return repr(form) if plain else self._object(form)

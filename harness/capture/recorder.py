@@ -30,9 +30,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from harness.capture.known_values import READS, KnownValues
-from harness.capture.pretend import CPU, Pretender, pretended, run_for_real
+from harness.capture.pretend import CPU, Pretender, numbers_changed, plain_attributes, pretended, run_for_real
 from harness.capture.structure import Ref, built, template, tensors
-from harness.capture.trace import Call, State, Step, Trace, Uncapturable, Value, is_library, user_line
+from harness.capture.trace import Call, State, Step, Trace, Uncapturable, Value, is_library, line_of, user_line
 
 FLOPS_FOR_A_BYTE = 5
 """A CPU core computes about so many floating-point operations in the time in which it moves a byte."""
@@ -86,6 +86,7 @@ class Costs(TorchDispatchMode):
         return result
 
 
+COUNTS = "each pass changes the number `{}`, which what follows may depend on"
 IN_FUNCTION = "it calls a module inside of an autograd function, as checkpoints with use_reentrant=True do"
 
 
@@ -164,8 +165,11 @@ class Recorder(TorchFunctionMode):
             user_line(),
         )
         parent, self.current = self.current, call
+        before = plain_attributes(module)
         try:
             result = original(module, *args, **kwargs)
+            if changed := numbers_changed(before, plain_attributes(module)):
+                self.keep_whole(COUNTS.format(next(iter(changed))), line_of(type(module).forward))
         except NOT_FAKE as error:
             result = self._opaque(call, error, args, kwargs)
         finally:
@@ -196,11 +200,12 @@ class Recorder(TorchFunctionMode):
         call.flops = 2.0 * _size(call.module) * samples
         return result
 
-    def keep_whole(self, reason: str) -> None:
+    def keep_whole(self, reason: str, where: tuple[str, int] | None = None) -> None:
         """The module that runs stays one unit. Raises Uncapturable for the model itself, and for most of it."""
+        where = where or user_line()
         if self._is_most(self.current.module):
-            raise Uncapturable(reason, user_line())
-        self.current.differs = user_line()
+            raise Uncapturable(reason, where)
+        self.current.differs = where
 
     def _is_most(self, module: nn.Module) -> bool:
         """Whether it is the model itself, or has most of its weights."""

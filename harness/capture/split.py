@@ -22,6 +22,7 @@ from harness.capture.trace import Call, Trace, Uncapturable, shown
 from harness.capture.units import LARGE, Units
 from harness.core.model_profile import Unsplit
 from harness.core.problem import Problem, ProblemError
+from harness.nn.fake_tensors import leaving_none
 
 Select = Callable[[Any], Any]
 
@@ -54,7 +55,7 @@ def split(
     values of tensors or on the number of samples.
     """
     try:
-        return _split(module, args, kwargs or {}, select)
+        return _forgotten(module, args, kwargs or {}, select)
     except Uncapturable as error:
         message = f"cannot be split into layers: {_place(error).text}"
         raise ProblemError(Problem("model", type(module).__name__, message, hint=AS_IT_IS)) from error
@@ -65,11 +66,20 @@ def split_or_whole(
 ) -> nn.Sequential:
     """As `split`; a module that cannot be split as `whole`, whose layer says why."""
     try:
-        return _split(module, args, kwargs or {}, select)
+        return _forgotten(module, args, kwargs or {}, select)
     except Uncapturable as error:
         chain = whole(module, args, kwargs, select)
         chain.get_submodule("model").unsplit = _place(error)  # type: ignore[assignment]
         return _named(chain)
+
+
+def _forgotten(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], select: Select | None
+) -> nn.Sequential:
+    """As `_split`, without what its passes leave in caches outside of the module."""
+    with leaving_none() as about:
+        about(module)
+        return _split(module, args, kwargs, select)
 
 
 def _split(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], select: Select | None) -> nn.Sequential:

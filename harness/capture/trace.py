@@ -9,6 +9,7 @@ Tensors are numbered in the order in which they appear: inputs, weights and buff
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import sys
@@ -154,6 +155,12 @@ def user_line() -> tuple[str, int]:
     while frame.f_back is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+def line_of(function: Any) -> tuple[str, int]:
+    """File and line of a function's definition."""
+    code = inspect.unwrap(function).__code__
+    return code.co_filename, code.co_firstlineno
 
 
 def shown(where: tuple[str, int]) -> tuple[str, int, str]:

@@ -119,6 +119,9 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
         if traits.integers and not can.integer_weights:
             message = f"has whole numbers in {traits.integers[0]!r}, engine={engine} takes weights of real ones"
             yield problem(message, other, "make it a buffer")
+        if traits.strided and not can.strided_weights:
+            message = f"has {traits.strided[0]!r}, which is not contiguous in memory as engine={engine} takes weights"
+            yield problem(message, other, "contiguous() where it is made")
         if traits.draws and _recomputed(plan):
             message = f"takes random numbers of Python or NumPy in layer {layer.name!r}: a recomputation gets others"
             yield problem(message, ({"engine.checkpoint": "never"},), "torch's random numbers")

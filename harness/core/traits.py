@@ -23,7 +23,7 @@ class Traits:
     gradients are sparse, `scalars` those without a dimension, `empty` those without elements that get a gradient,
     `unused` those that get none. `draws`: it takes random numbers of Python or NumPy. `too_large`: the attribute
     that leads to more objects than a recomputation looks at ("'table' of Lookup"). `complex` are weights of complex
-    numbers, `integers` those of whole numbers.
+    numbers, `integers` those of whole numbers, `strided` those that are not contiguous in memory.
     """
 
     gives: tuple[Given, ...] = ()
@@ -39,3 +39,4 @@ class Traits:
     too_large: str | None = None
     complex: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
+    strided: tuple[str, ...] = ()

@@ -34,6 +34,7 @@ from harness.measure.kernel_counter import Work
 from harness.measure.layer_chain import Chain, Phase, Task, tensors
 from harness.measure.layer_traits import Seen, given, traits
 from harness.nn import dropout
+from harness.nn.fake_tensors import leaving_none
 from harness.nn.object_state import Snapshot, hidden_modules
 from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
@@ -63,8 +64,21 @@ def count(
     name of each module that has run.
     """
     check_arguments(micro_batch, dtype)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with leaving_none() as about:
+        return _count(model, micro_batch, dtype, autocast, watch, about)
+
+
+def _count(
+    model: Model,
+    micro_batch: int,
+    dtype: str,
+    autocast: str | None,
+    watch: Callable[[str], None] | None,
+    about: Callable[[nn.Module], None],
+) -> ModelProfile:
     chain = Chain(model, micro_batch, getattr(torch, dtype), torch.device("meta"), autocast)
+    about(chain.layers)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
     if watch:
         for name, module in chain.layers.named_modules():
             module.register_forward_hook(lambda *_, name=name: watch(name))

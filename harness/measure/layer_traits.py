@@ -108,6 +108,7 @@ def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
                 unused=tuple(name for weight, name in own.items() if weight not in with_gradient),
                 complex=tuple(name for name, weight in held if weight.is_complex()),
                 integers=tuple(name for name, weight in held if not differentiable(weight)),
+                strided=tuple(name for name, weight in held if not weight.is_contiguous()),
             )
         )
     return found

@@ -7,7 +7,7 @@ import functools
 import re
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from harness.capture import inputs, names, split, verify, whole
+from harness.capture import inputs, names, split, split_or_whole, verify, whole
 from harness.capture.structure import tensors
 from harness.core.problem import ProblemError
 from harness.nn import dropout
@@ -259,35 +259,106 @@ def test_what_stays_one_layer_inside_of_another_module_says_why() -> None:
         split(nn.Sequential(Branching("samples")), (torch.randn(2, 4),))
 
 
-class Counting(nn.Module):
-    """Counts its passes; what it keeps of the longest sequence belongs to a table of positions."""
+class Changing(nn.Module):
+    """Keeps something in Python from pass to pass, in the ways of `STATE`."""
 
-    def __init__(self, reads: bool) -> None:
+    def __init__(self, what: str) -> None:
         super().__init__()
-        self.first, self.second, self.reads = nn.Linear(4, 4), nn.Linear(4, 4), reads
+        self.first, self.second, self.what = nn.Linear(4, 4), nn.Linear(4, 4), what
         self.passes, self.longest, self.table = 0, 0, torch.zeros(0)
         self.inside = nn.Module()
-        self.inside.samples = 0
+        self.inside.passes = 0
 
-    def forward(self, x: Tensor) -> Tensor:
-        counted = self.inside if self.reads else self
-        if x.shape[1] > self.longest:
+    def forward(self, x: Tensor) -> Any:
+        y = self.first(x)
+        if self.what == "late":
+            self.passes += 1
+            y = y * 0.5 if self.passes > 100 else y
+        elif self.what == "of a part":
+            self.inside.passes += 1
+            y = y * self.inside.passes
+        elif x.shape[1] > self.longest:
             self.longest, self.table = x.shape[1], torch.ones(x.shape[1])
-        counted.samples = getattr(counted, "samples", 0) + len(x)
-        self.inside.passes = getattr(self.inside, "passes", 0) + 1
-        y = self.first(x * self.table)
-        return self.second(y * self.inside.samples if self.reads else y)
+        return self.second(y if self.what in ("late", "of a part") else y * self.table)
 
 
-def test_a_number_that_passes_leave_is_there_in_the_next_one() -> None:
-    """Of a module that computes with it: else it is no matter, and neither is a table that is made once."""
-    x = torch.randn(3, 4)
-    with pytest.raises(ProblemError, match="it gives a torch function a number that is another one in each"):
-        split(Counting(reads=True), (x,))
-    module = Counting(reads=False)
-    chain = split(module, (x,))
-    assert len(chain) >= 2 and module.passes == module.longest == 0
-    assert torch.equal(chain(x), module(x))
+STATE = {
+    "late": r"test_split\.py:\d+, `def forward.*`: each pass changes the number `passes`",
+    "of a part": "it gives a torch function a number that differs with the number of samples, or from pass to pass",
+    "a table": "",
+}
+
+
+@pytest.mark.parametrize("what", STATE)
+def test_a_number_that_passes_leave_is_there_in_the_next_one(what: str) -> None:
+    """A module that changes one stays whole; a table that is made once, with its length, is no matter."""
+    module, x = Changing(what), torch.randn(3, 4)
+    if STATE[what]:
+        with pytest.raises(ProblemError, match=STATE[what]):
+            split(module, (x,))
+    else:
+        assert len(split(module, (x,))) >= 2
+        assert torch.equal(split(module, (x,))(x), module(x))
+        return
+    assert module.passes == module.inside.passes == 0
+
+
+class Averaging(nn.Module):
+    """Subtracts what it has seen, of which there is nothing in its first pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.seen = nn.Linear(4, 4), nn.Linear(4, 4), None
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.first(x)
+        mean = y.detach().mean(0)
+        self.seen = mean if self.seen is None else 0.5 * self.seen + 0.5 * mean
+        return self.second(y - self.seen)
+
+
+def test_what_begins_with_nothing_shows_in_a_pass_of_other_values() -> None:
+    module, x = Averaging(), torch.randn(4, 4)
+    chain = split_or_whole(module, (x,))
+    with pytest.raises(ProblemError, match="does not compute the same in layers"):
+        verify(module, chain, (x,))
+
+
+class Cached(nn.Module):
+    """Keeps tensors outside of itself: of its class, of its file, also in a tuple, and of a function."""
+
+    masks: ClassVar[dict[int, Tensor]] = {}
+    last: ClassVar[Tensor | None] = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        size = x.shape[1]
+        if size not in Cached.masks:
+            Cached.masks[size] = torch.ones(size)
+        if Cached.last is None:
+            Cached.last = torch.ones(size)
+        if size not in TABLES:
+            TABLES[size] = torch.ones(size), (torch.ones(size),)
+        y = self.first(x * Cached.masks[size] * Cached.last)
+        return self.second(y * TABLES[size][1][0] * positions(size))
+
+
+TABLES: dict[int, tuple[Tensor, tuple[Tensor]]] = {}
+
+
+@functools.lru_cache
+def positions(size: int) -> Tensor:
+    return torch.arange(size) / size
+
+
+def test_passes_without_values_leave_no_tensors_in_caches() -> None:
+    module, x = Cached(), torch.randn(3, 4)
+    chain = split_or_whole(module, (x,))
+    assert Cached.last is None and not (Cached.masks or TABLES or positions.cache_info().currsize)
+    assert torch.isfinite(chain(x)).all() and torch.equal(chain(x), module(x))
 
 
 def test_attributes_that_each_pass_makes_again_do_not_take_the_place_of_others() -> None:

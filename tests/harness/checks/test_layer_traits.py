@@ -98,6 +98,7 @@ def test_what_an_engine_can_do(can: Capabilities, of: ModelProfile) -> None:
         (Capabilities(scalars=False), REPLICAS, profile(scalars=("l2.scale",)), "engine=ddp"),
         (Capabilities(empty=False), REPLICAS, profile(empty=("l2.none",)), "engine=ddp"),
         (Capabilities(complex_weights=False), REPLICAS, profile(complex=("l2.weight",)), "engine=ddp"),
+        (Capabilities(strided_weights=False), REPLICAS, profile(strided=("l2.weight",)), "engine=ddp"),
         (Capabilities(integer_weights=False), WHOLE, profile(integers=("l2.weight",)), "engine=single"),
         (Capabilities(), replace(PLAN, recompute="always"), profile(draws=True), "engine.checkpoint=never"),
         (Capabilities(), replace(PLAN, recompute="always"), profile(too_large="'x' of L"), "engine.checkpoint=never"),

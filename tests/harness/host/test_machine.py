@@ -82,7 +82,7 @@ def test_a_matmul_runs_on_one_thread(measured):
 
 
 def test_a_slow_moment_of_the_machine_does_not_fall_on_one_dtype_alone(monkeypatch):
-    """All that is measured in its first 0.45 s, which is more than the budget of one figure, takes ten times as long."""
+    """All that is measured in its first 0.45 s, more than the budget of one figure, takes ten times as long."""
     now = 0.0
 
     def timer(work, calls: int) -> float:

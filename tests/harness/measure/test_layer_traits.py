@@ -57,6 +57,12 @@ class Writing(nn.Linear):
         return super().forward(x)
 
 
+class Transposed(nn.Linear):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.weight = nn.Parameter(torch.randn(inputs, outputs).t())
+
+
 class Spectrum(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -153,6 +159,10 @@ CASES: dict[str, tuple[Any, list[Traits]]] = {
     "complex": (
         lambda: nn.Sequential(nn.Linear(4, 4), Complex(), Real()),
         [Traits((FLOAT,)), Traits((Given("complex64", True),)), Traits((FLOAT,))],
+    ),
+    "strided": (
+        lambda: nn.Sequential(Transposed(4, 4), nn.Linear(4, 1)),
+        [Traits((FLOAT,), strided=("0.weight",)), Traits((FLOAT,))],
     ),
     "complex weights": (
         lambda: nn.Sequential(nn.Linear(4, 4), Spectrum()),
