@@ -90,7 +90,7 @@ def documents() -> dict[str, list[bytes]]:
 
 @pytest.mark.timeout(600)
 @given(st.data(), st.sampled_from(["page", "frame", "titles"]))
-@cases(20)
+@cases(40)
 def test_records(data: st.DataObject, what: str) -> None:
     """Broken ones are skipped by name, whatever is broken, and the others are shown."""
     name = data.draw(st.sampled_from(sorted(documents())))
@@ -118,7 +118,7 @@ def test_records(data: st.DataObject, what: str) -> None:
 @pytest.mark.usefixtures("computation")
 @pytest.mark.timeout(600)
 @given(st.integers(1, 5), fuzz.overrides())
-@cases(20)
+@cases(40)
 def test_overrides(layers: int, overrides: list[str]) -> None:
     with TemporaryDirectory() as folder:
         done(folder, *overrides, write_profile(folder, fuzz.profile(layers)))
@@ -127,7 +127,7 @@ def test_overrides(layers: int, overrides: list[str]) -> None:
 @pytest.mark.usefixtures("computation")
 @pytest.mark.timeout(600)
 @given(st.data(), st.sampled_from(["cluster", "model", "precision", "engine", "planner", "data", "sweeps"]))
-@cases(20)
+@cases(40)
 def test_yaml_files(data: st.DataObject, group: str) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder, "conf", group, "z.yaml")
@@ -144,7 +144,7 @@ def test_yaml_files(data: st.DataObject, group: str) -> None:
 @pytest.mark.usefixtures("computation")
 @pytest.mark.timeout(600)
 @given(st.data(), st.sampled_from(fuzz.ENGINES), st.sampled_from(["plan", "simulate", "tune", "profile"]))
-@cases(20)
+@cases(40)
 def test_profiles(data: st.DataObject, engine: str, mode: str) -> None:
     with TemporaryDirectory() as folder:
         layers = data.draw(st.integers(1, 5))
