@@ -77,8 +77,7 @@ def _forgotten(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], select: Select | None
 ) -> nn.Sequential:
     """As `_split`, without what its passes leave in caches outside of the module."""
-    with leaving_none() as about:
-        about(module)
+    with leaving_none(module):
         return _split(module, args, kwargs, select)
 
 

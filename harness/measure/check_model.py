@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.core.problem import CannotRun, Problem
@@ -28,7 +28,6 @@ from harness.runtime.training_state import split_batch
 from harness.runtime.values import mapped, split, tensors_of
 from harness.user_model.load import cause
 
-About = Callable[[nn.Module], None]
 SMALL_BYTES = 1 << 30
 """Weights with which a model is run for real to find out what is wrong with it."""
 LARGEST_CHECKED = 10**7
@@ -45,31 +44,26 @@ def check(model: Model, samples: int, dtype: str, autocast: str | None = None, w
     """
     with torch.random.fork_rng(devices=[]), dropout.keyed(seed=0, step=0, micro_batch=0):
         try:
-            with leaving_none() as about:
-                return _check_both(model, samples, dtype, autocast, whole, about)
+            return _check_loss(model, *_check(model, samples, dtype, autocast, pretending=True), whole)
         except CannotRun:
             if _weight_bytes(model) > SMALL_BYTES:
                 raise
         # not in the handler: a traceback has no other one
-        return _check_both(model, samples, dtype, autocast, whole, None)
+        return _check_loss(model, *_check(model, samples, dtype, autocast, pretending=False), whole)
 
 
-def _check_both(model: Model, samples: int, dtype: str, autocast: str | None, whole: bool, about: About | None) -> None:
-    """A pass and the loss; without memory if there is `about`, which is called with the layers."""
-    _check_loss(model, *_check(model, samples, dtype, autocast, about), whole)
-
-
-def _check(model: Model, samples: int, dtype: str, autocast: str | None, about: About | None) -> tuple[Value, Value]:
+def _check(model: Model, samples: int, dtype: str, autocast: str | None, pretending: bool) -> tuple[Value, Value]:
     """Return output and targets of a pass."""
-    kind = torch.device("meta" if about else "cpu")
+    kind = torch.device("meta" if pretending else "cpu")
     with _telling(model, "making its layers and samples"):
         chain = Chain(model, samples, getattr(torch, dtype), kind, autocast)
     _check_batch(model, chain.batch, samples)
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if about else None
-    if mode and about:
-        about(chain.layers)
-        pretend(chain, torch.device("cpu"), mode)
-    with mode or nullcontext():
+    with ExitStack() as stack:
+        stack.enter_context(leaving_none(chain.layers))
+        if pretending:
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            pretend(chain, torch.device("cpu"), mode)
+            stack.enter_context(mode)
         shape = _shape(chain.batch.inputs)
         with _telling(model, f"its layers on {samples} samples, inputs of {shape}", _constants(model)):
             tasks = chain.forward(lambda index, phase: nullcontext())

@@ -64,28 +64,16 @@ def count(
     name of each module that has run.
     """
     check_arguments(micro_batch, dtype)
-    with leaving_none() as about:
-        return _count(model, micro_batch, dtype, autocast, watch, about)
-
-
-def _count(
-    model: Model,
-    micro_batch: int,
-    dtype: str,
-    autocast: str | None,
-    watch: Callable[[str], None] | None,
-    about: Callable[[nn.Module], None],
-) -> ModelProfile:
     chain = Chain(model, micro_batch, getattr(torch, dtype), torch.device("meta"), autocast)
-    about(chain.layers)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     if watch:
         for name, module in chain.layers.named_modules():
             module.register_forward_hook(lambda *_, name=name: watch(name))
-    pretend(chain, torch.device("cpu"), mode)
     try:
-        with mode, dropout.keyed(seed=0, step=0, micro_batch=0):
-            profile = counted(chain, dtype, autocast)
+        with leaving_none(chain.layers), dropout.keyed(seed=0, step=0, micro_batch=0):
+            pretend(chain, torch.device("cpu"), mode)
+            with mode:
+                profile = counted(chain, dtype, autocast)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         known = unsplit(chain.layers)
         where = known.text if known else "; ".join(getattr(error, "__notes__", []))

@@ -3,8 +3,7 @@
 masks = {}                       a cache of a class, of a file, or of a function: a pass on fake tensors fills it,
 @functools.lru_cache             and the next pass for real would compute with tensors that have no values
 
-with leaving_none() as about:    afterwards such tensors are gone from there
-    about(module)
+with leaving_none(module):       afterwards such tensors are gone from there
     ...                          passes of the module
 """
 
@@ -14,7 +13,7 @@ import functools
 import gc
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -33,23 +32,18 @@ INSTALLED = (str(Path(torch.__file__).parents[1]), str(Path(functools.__file__).
 
 
 @contextmanager
-def leaving_none() -> Iterator[Callable[[nn.Module], None]]:
-    """Around passes on fake tensors, of which none is needed afterwards; yields what is to be called with a module
-    before it runs.
+def leaving_none(module: nn.Module) -> Iterator[None]:
+    """Around passes of a module on fake tensors.
 
     Looked through are the classes of the module's parts, their files, the user's files that these import, and the
     objects of the user's classes there. Entries of containers are taken out, caches of functions are cleared,
     attributes are as they were. What closures hold stays.
     """
-    before: dict[int, tuple[Any, dict[str, Any]]] = {}
-
-    def about(module: nn.Module) -> None:
-        before.update((id(owner), (owner, dict(vars(owner)))) for owner in _owners(module))
-
+    before = [(owner, dict(vars(owner))) for owner in _owners(module)]
     try:
-        yield about
+        yield
     finally:
-        for owner, was in before.values():
+        for owner, was in before:
             _restore(owner, was)
 
 
