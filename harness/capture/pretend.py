@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from harness.capture.python_state import OF_EVERY_MODULE, numbers_changed, plain_attributes
 from harness.capture.structure import built, template
 from harness.capture.trace import State
 from harness.nn.object_state import SCALARS, Snapshot
 from harness.nn.tied import dtype_in
 
-NUMBERS = (int, float)
 CPU = torch.device("cpu")
-OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 HOOKS = tuple(name for name in OF_EVERY_MODULE if "_hooks" in name)
 """The tables of a module's hooks."""
 
@@ -133,13 +132,6 @@ def _counted(begun: Iterable[tuple[nn.Module, dict[str, Any]]]) -> dict[tuple[nn
     return found
 
 
-def numbers_changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
-    """The numbers among the attributes of a module that are others than before; none if other attributes are, too."""
-    changed = {name: value for name, value in after.items() if value is not before.get(name)}
-    plain = all(type(value) in NUMBERS and type(before.get(name, value)) in NUMBERS for name, value in changed.items())
-    return changed if plain else {}
-
-
 def _restore(module: nn.Module, parameters: dict[str, Any], buffers: dict[str, Any], plain: dict[str, Any]) -> None:
     for table, wanted in ((module._parameters, parameters), (module._buffers, buffers)):
         table.clear()
@@ -174,11 +166,6 @@ def run_for_real(module: nn.Module, args: Any, kwargs: Any, pretender: Pretender
     with torch.no_grad():
         result = torch.func.functional_call(module, state, *given)
     return built(template(result, fake), _itself)
-
-
-def plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module that torch does not know of."""
-    return {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
 
 
 def _itself(value: Any) -> Any:

@@ -30,7 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from harness.capture.known_values import READS, KnownValues
-from harness.capture.pretend import CPU, Pretender, numbers_changed, plain_attributes, pretended, run_for_real
+from harness.capture.pretend import CPU, Pretender, pretended, run_for_real
+from harness.capture.python_state import generators, numbers_changed, plain_attributes
 from harness.capture.structure import Ref, built, template, tensors
 from harness.capture.trace import Call, State, Step, Trace, Uncapturable, Value, is_library, line_of, user_line
 
@@ -87,6 +88,7 @@ class Costs(TorchDispatchMode):
 
 
 COUNTS = "each pass changes the number `{}`, which what follows may depend on"
+DRAWS = "it draws random numbers by Python's `random` or NumPy, so that each pass may be another one"
 IN_FUNCTION = "it calls a module inside of an autograd function, as checkpoints with use_reentrant=True do"
 
 
@@ -105,6 +107,7 @@ class Recorder(TorchFunctionMode):
         self.current = self.top = Call("", module, (), {}, True, ("", 0))
         self.costs = Costs()
         self.known = KnownValues()
+        self.generators = generators()
         self.off = self.in_function = False
 
     def number(self, tensor: Tensor, source: Any = None) -> int:
@@ -164,10 +167,12 @@ class Recorder(TorchFunctionMode):
             torch.is_grad_enabled(),
             user_line(),
         )
+        self._look_for_draws()
         parent, self.current = self.current, call
         before = plain_attributes(module)
         try:
             result = original(module, *args, **kwargs)
+            self._look_for_draws()
             if changed := numbers_changed(before, plain_attributes(module)):
                 self.keep_whole(COUNTS.format(next(iter(changed))), line_of(type(module).forward))
         except NOT_FAKE as error:
@@ -199,6 +204,12 @@ class Recorder(TorchFunctionMode):
         samples = max((t.shape[0] for t in tensors(args) if t.dim()), default=1)
         call.flops = 2.0 * _size(call.module) * samples
         return result
+
+    def _look_for_draws(self) -> None:
+        """Keeps the module whole that runs, if it has drawn random numbers in Python since the last look."""
+        before, self.generators = self.generators, generators()
+        if before != self.generators:
+            self.keep_whole(DRAWS, line_of(type(self.current.module).forward))
 
     def keep_whole(self, reason: str, where: tuple[str, int] | None = None) -> None:
         """The module that runs stays one unit. Raises Uncapturable for the model itself, and for most of it."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.capture.layers import Whole, names
-from harness.capture.pretend import plain_attributes, same_hooks
+from harness.capture.pretend import same_hooks
+from harness.capture.python_state import plain_attributes
 from harness.capture.recorder import is_input, samples
 from harness.capture.split import AS_IT_IS, Select, inputs
 from harness.capture.structure import built, template, tensors

@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from harness.capture import AS_IT_IS, unsplit
 from harness.capture.layers import Whole
-from harness.capture.pretend import plain_attributes
+from harness.capture.python_state import plain_attributes
 from harness.config.schema import DTYPES
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip
 from harness.core.problem import CannotRun, Problem

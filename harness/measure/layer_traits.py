@@ -6,23 +6,25 @@ traits    adds what follows from modules, from outputs, and from the graph of au
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from harness.capture.python_state import generators
 from harness.core.traits import Given, Traits
 from harness.measure.layer_chain import Chain, Task, tensors
 from harness.nn.skip import named_layers
 from harness.nn.tied import has_max_norm
 from harness.runtime.autograd import differentiable
 from harness.runtime.recomputation import ForwardState
+
+REENTRANT = "CheckpointFunctionBackward"
+"""The node of a checkpoint with use_reentrant=True."""
 
 
 class Seen:
@@ -59,9 +61,9 @@ class Seen:
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
         """Around the forward pass of a layer."""
-        self._running, before = index, _generators()
+        self._running, before = index, generators()
         yield
-        self._running, self.draws[index] = None, _generators() != before
+        self._running, self.draws[index] = None, generators() != before
 
     def kernel(self, func: Any, args: tuple[Any, ...], inputs: Sequence[Tensor]) -> None:
         """A kernel of the layer that runs."""
@@ -137,13 +139,17 @@ def _twice(alive: Sequence[Tensor]) -> set[int]:
 
 
 def trained(chain: Chain, tasks: Sequence[Task]) -> set[Tensor]:
-    """The weights that get a gradient, found in the graphs of autograd, from the loss on."""
+    """The weights that get a gradient, found in the graphs of autograd, from the loss on.
+
+    A checkpoint with use_reentrant=True shows its graph in its backward pass alone: all weights of its layer count.
+    """
     found: set[Tensor] = set()
     needed = _needed(chain, tasks[-1])
     skips: set[str] = set()
-    for task in reversed(tasks):
+    for (_, layer), task in reversed(list(zip(named_layers(chain.layers), tasks, strict=True))):
         roots = [tensor for tensor, wanted in zip(tensors(task.output), needed, strict=True) if wanted]
-        reached = _leaves([*roots, *(tensor for name, tensor in task.stashed.items() if name in skips)])
+        roots += [tensor for name, tensor in task.stashed.items() if name in skips]
+        reached = _leaves(roots, layer.parameters())
         found |= reached
         skips |= {name for name, tensor in task.popped.items() if tensor in reached}
         needed = [tensor in reached for tensor in tensors(task.entry)]
@@ -160,13 +166,15 @@ def _needed(chain: Chain, last: Task) -> list[bool]:
     return [True for _ in outputs]
 
 
-def _leaves(roots: Iterable[Tensor]) -> set[Tensor]:
-    """The tensors that get a gradient from the backward pass of `roots`."""
+def _leaves(roots: Sequence[Tensor], held: Iterable[Tensor] = ()) -> set[Tensor]:
+    """The tensors that get a gradient from the backward pass of `roots`, all those `held` if it runs another one."""
     found = {tensor for tensor in roots if tensor.requires_grad and tensor.grad_fn is None}
     nodes: list[Any] = [tensor.grad_fn for tensor in roots if tensor.grad_fn is not None]
     known = set(nodes)
     while nodes:
         node = nodes.pop()
+        if node.name() == REENTRANT:
+            found.update(held)
         if hasattr(node, "variable"):
             found.add(node.variable)
         new = {after for after, _ in node.next_functions if after is not None} - known
@@ -179,12 +187,6 @@ def _sparse(layer: nn.Module) -> Iterator[Tensor]:
     for module in layer.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             yield module.weight
-
-
-def _generators() -> tuple[Any, ...]:
-    """The states of Python's and NumPy's global generators of random numbers."""
-    numbers: dict[str, Any] = np.random.get_state(legacy=False)["state"]
-    return random.getstate(), numbers["key"].tobytes(), numbers["pos"]
 
 
 def _strided(value: Any) -> list[Tensor]:

@@ -244,8 +244,12 @@ class DistributedSession(BaseSession):
             self.bytes_sent[self.tied.counter] += self.tied.sum_gradients(self.now, self.record)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Return this rank's parameters by their first names in the whole model: several layers may share one."""
-        return {self.parameter_names[parameter]: parameter for parameter in self.stage.parameters()}
+        """Return this rank's parameters by their first names in the whole model: several layers may share one.
+
+        One that a module makes in a forward pass is none: no optimizer trains it.
+        """
+        names = self.parameter_names
+        return {names[parameter]: parameter for parameter in self.stage.parameters() if parameter in names}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the whole model in rank 0, an empty one in the others."""

@@ -42,6 +42,7 @@ class HuggingFace:
         kind = task_of(config, description)
         assert kind is not None
         self.settings, self.kind, self.weights = _settings(config, description), kind, config.weights
+        self.file = str(path(config))
         refuse(_no_network(config, self.settings, kind), TITLE)
         refuse(_too_long(config, self.settings, kind), TITLE)
         self._task = tasks.TASKS[kind](self.settings, config.sequence)
@@ -51,15 +52,12 @@ class HuggingFace:
 
     def network(self) -> nn.Module:
         """The network itself, on the default device: with random weights, or those of `model.weights`."""
-        import transformers
-
         from harness.capture import experts
 
-        maker = getattr(transformers, CLASSES[self.kind])
         if self.weights is None or torch.get_default_device().type == "meta":
-            made: nn.Module = maker.from_config(self.settings)
+            made = _fresh(self.settings, self.kind, self.file)
         else:
-            made = _loaded(maker, self.settings, self.weights)
+            made = _loaded(self.settings, self.kind, self.weights)
         experts.use(made)
         return made.train()
 
@@ -99,9 +97,7 @@ class _Logits(nn.Module):
 
 def _no_network(config: Config, settings: Any, kind: str) -> list[Problem]:
     """A task for which Transformers has no network of this type, and sizes of an image that the file does not say."""
-    import transformers
-
-    fitting = [task for task, name in CLASSES.items() if type(settings) in getattr(transformers, name)._model_mapping]
+    fitting = [task for task in CLASSES if type(settings) in _maker(task)._model_mapping]
     if kind not in fitting:
         message = f"{kind} is none that a network of type {settings.model_type} has in Transformers"
         fixes = tuple({"model.task": task} for task in fitting)
@@ -115,13 +111,11 @@ def _no_network(config: Config, settings: Any, kind: str) -> list[Problem]:
 
 def _too_long(config: Config, settings: Any, kind: str) -> list[Problem]:
     """A sequence that is longer than a network with learned positions has them; others, as rotary ones, have no end."""
-    import transformers
-
     positions = getattr(settings, "max_position_embeddings", None)
     if kind == "image" or not isinstance(positions, int) or config.sequence <= positions - OFFSET:
         return []
     with torch.device("meta"):
-        network = getattr(transformers, CLASSES[kind]).from_config(settings)
+        network = _fresh(settings, kind, str(path(config)))
     tokens = network.get_input_embeddings()
     for module in network.modules():
         if isinstance(module, nn.Embedding) and positions <= module.num_embeddings <= positions + OFFSET:
@@ -134,14 +128,34 @@ def _too_long(config: Config, settings: Any, kind: str) -> list[Problem]:
     return []
 
 
-def _loaded(maker: Any, settings: Any, weights: str) -> nn.Module:
+def _maker(kind: str) -> Any:
+    """The class of Transformers for a task."""
+    import transformers
+
+    return getattr(transformers, CLASSES[kind])
+
+
+def _fresh(settings: Any, kind: str, file: str) -> nn.Module:
+    """A network with random weights. Raises CannotRun for a configuration that its class refuses."""
+    try:
+        made: nn.Module = _maker(kind).from_config(settings)
+    except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
+        refuse([_refused(file, error)], TITLE)
+    return made
+
+
+def _refused(file: str, error: Exception) -> Problem:
+    return Problem("model.config", file, f"is refused by Transformers: {' '.join(str(error).split())}")
+
+
+def _loaded(settings: Any, kind: str, weights: str) -> nn.Module:
     """A network with the weights of a folder. Raises CannotRun for a folder of another network: one that has less than
     half of the weights, or other shapes."""
     from safetensors import SafetensorError
 
     folder = Path(weights).expanduser()
     try:
-        made, found = maker.from_pretrained(
+        made, found = _maker(kind).from_pretrained(
             folder, config=settings, local_files_only=True, dtype=torch.float32, output_loading_info=True
         )
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:  # cut short, or of other shapes
@@ -174,8 +188,7 @@ def _settings(config: Config, description: dict[str, Any]) -> Any:
     try:
         return AutoConfig.for_model(kind, **values)
     except (StrictDataclassError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        refuse([Problem("model.config", named, f"is refused by Transformers: {reason}")], TITLE)
+        refuse([_refused(named, error)], TITLE)
 
 
 def build(config: Config) -> HuggingFace:

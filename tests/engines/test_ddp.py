@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from engines.ddp import engine as ddp_config
 from engines.ddp.engine import Config, build
@@ -50,6 +50,25 @@ def test_trains_like_single(model: str, bucket_mb: float) -> None:
 @pytest.mark.parametrize("model", ["unet", "amoebanet", "gpt", "llama"])
 def test_trains_the_zoo_like_single(model: str) -> None:
     contract.check_training(gentle(case(model)))
+
+
+class Made(nn.Linear):
+    """Multiplies by ones, a weight that it makes in its first pass, when the optimizer has those there were."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "made"):
+            self.made = nn.Parameter(torch.ones(4, dtype=x.dtype))
+        made: Tensor = super().forward(x) * self.made
+        return made
+
+
+def test_a_weight_that_a_first_pass_makes_is_not_trained() -> None:
+    def of(layer: type[nn.Linear]) -> Case:
+        layers = lambda: [nn.Linear(4, 4), nn.Tanh(), layer(4, 4)]  # noqa: E731
+        net = Network("made", layers, lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 4), networks._squares)
+        return Case(build(Config()), net, replace(Plan.contiguous([3], 2), mesh=Mesh(data=2)))
+
+    assert contract.run(of(Made)).losses == contract.run(of(nn.Linear)).losses
 
 
 @pytest.mark.parametrize("model", ["skips", "norms", "tied", "gpt"])

@@ -205,6 +205,12 @@ def test_a_sequence_is_no_longer_than_the_positions(config: str, overrides: dict
             model.logits(network, torch.zeros(1, most + 1, dtype=torch.int64))
 
 
+def test_what_the_class_of_a_network_refuses_is_said_of_the_configuration() -> None:
+    model = build(Config(config="bert_small", overrides={"hidden_size": 33}))
+    with pytest.raises(CannotRun, match=r"model\.config .*refused by Transformers: The hidden size \(33\)"):
+        model.network()
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model_type": 3}', "[" * 100_000])
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "c.json").write_text(text)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 import re
 import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -301,6 +303,28 @@ def test_a_number_that_passes_leave_is_there_in_the_next_one(what: str) -> None:
         assert torch.equal(split(module, (x,))(x), module(x))
         return
     assert module.passes == module.inside.passes == 0
+
+
+class Drawing(nn.Module):
+    """Leaves out a block now and then, by random numbers that are torch's, Python's or NumPy's."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.blocks, self.draw = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)), draw
+
+    def forward(self, x: Tensor) -> Any:
+        for block in self.blocks:
+            x = block(x) if self.draw() >= 0.001 else x
+        return x
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_a_module_that_draws_random_numbers_in_python_is_not_frozen(draw: Callable[[], float]) -> None:
+    """Also where all passes of the capture agree by chance; a small block that draws is one layer."""
+    with pytest.raises(ProblemError, match=r"test_split\.py:\d+, `def forward.*`: it draws random numbers"):
+        split(Drawing(draw), (torch.randn(3, 4),))
+    small = nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 4), Drawing(draw))
+    assert [len(list(layer.modules())) for layer in split(small, (torch.randn(3, 4),))][-1] == 6
 
 
 class Averaging(nn.Module):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from harness.core.model_profile import ModelProfile
 from harness.core.traits import Given, Traits
@@ -119,6 +120,14 @@ class Real(nn.Module):
         return torch.fft.ifft(x).real
 
 
+class Reentrant(nn.Linear):
+    """Its weight is seen in a backward pass of its own alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(super().forward, x, use_reentrant=True)
+        return y
+
+
 def hidden(call: bool) -> nn.Sequential:
     first = nn.Linear(4, 4)
     return nn.Sequential(first, Hidden(first, call))
@@ -146,6 +155,10 @@ CASES: dict[str, tuple[Any, list[Traits]]] = {
             Traits((FLOAT, WHOLE), scalars=("0.scale",), unused=("0.bare.weight", "0.bare.bias")),
             Traits((FLOAT,)),
         ],
+    ),
+    "reentrant": (
+        lambda: nn.Sequential(nn.Linear(4, 4), Reentrant(4, 4)),
+        [Traits((FLOAT,)), Traits((FLOAT,))],
     ),
     "random": (
         lambda: nn.Sequential(nn.Linear(4, 4), Drawing("python"), Drawing("numpy"), Drawing("torch")),
