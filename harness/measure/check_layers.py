@@ -16,7 +16,9 @@ from harness.interfaces import Model
 
 MOST_WEIGHTS = 2 * 10**8
 """Weights of a model that is compared: 1.6 GB in float64."""
-AS_ONE = "nn.Sequential(module) in the place of the module: one layer, for engine=single, ddp or fsdp"
+AS_ONE = "{} in the place of the module: one layer, for engine=single, ddp or fsdp"
+SEVERAL = "nn.Sequential(One(module)), where One.forward(self, inputs) returns self.module(*inputs),"
+"""For a module with several inputs: a layer takes one value."""
 
 
 def check(model: Model, device: str, say: Callable[[str], None] = lambda text: None) -> None:
@@ -37,6 +39,8 @@ def check(model: Model, device: str, say: Callable[[str], None] = lambda text: N
         try:
             verify(found.module, found.chain, found.args, found.kwargs, found.select)
         except ProblemError as error:
-            raise CannotRun([replace(one, value=model.name, hint=AS_ONE) for one in error.problems]) from error
+            several = len(found.args) + len(found.kwargs) > 1
+            hint = AS_ONE.format(SEVERAL if several else "nn.Sequential(module)")
+            raise CannotRun([replace(one, value=model.name, hint=hint) for one in error.problems]) from error
         except Exception as error:  # of the module itself: what it does in its own precision is not judged here
             say(f"the module does not run in float64, its layers are not compared: {type(error).__name__}: {error}")
