@@ -116,7 +116,7 @@ def _too_long(config: Config, settings: Any, kind: str) -> list[Problem]:
         return []
     with torch.device("meta"):
         network = _fresh(settings, kind, str(path(config)))
-    tokens = network.get_input_embeddings()
+    tokens = network.get_input_embeddings()  # type: ignore[operator]
     for module in network.modules():
         if isinstance(module, nn.Embedding) and positions <= module.num_embeddings <= positions + OFFSET:
             # Roberta's first position is the one after that of padding
