@@ -31,9 +31,9 @@ class Config:
     name: str = "hf"
     """The network: models/hf."""
     config: str | None = None
-    """A configuration file (config.json of a model), or the name of one in models/hf/configs: llama_small, llama3_8b,
-    gpt2_small, gpt2, bert_small, bert_base, t5_small, t5_base, mixtral_small, mixtral_8x7b, vit_small, vit_base. null:
-    config.json in model.weights if that is given, else llama_small."""
+    """A configuration file (config.json of a model, or its folder), or the name of one in models/hf/configs:
+    llama_small, llama3_8b, gpt2_small, gpt2, bert_small, bert_base, t5_small, t5_base, mixtral_small, mixtral_8x7b,
+    vit_small, vit_base. null: config.json in model.weights if that is given, else llama_small."""
     task: str | None = None
     """What it learns: causal (the next token), masked (tokens that are hidden), seq2seq (one sequence from another),
     image (the class of an image). null: what `architectures` in the file says."""
@@ -70,12 +70,14 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def path(config: Config) -> Path:
-    """Returns the configuration file: as given, or one of models/hf/configs, with or without .json."""
+    """Returns the configuration file: as given, that of a folder, or one of models/hf/configs, with or without .json."""
     if config.config is None:
         return Path(config.weights).expanduser() / "config.json" if config.weights else SHIPPED / f"{FIRST}.json"
     given = Path(config.config).expanduser()
     shipped = SHIPPED / f"{config.config.removesuffix('.json')}.json"
-    return shipped if not given.is_file() and "/" not in config.config and shipped.is_file() else given
+    if not given.is_file() and "/" not in config.config and shipped.is_file():
+        return shipped
+    return given / "config.json" if given.is_dir() else given
 
 
 def read(config: Config) -> dict[str, Any]:

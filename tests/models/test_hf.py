@@ -64,6 +64,8 @@ def test_a_configuration_file_counts_by_what_it_says(tmp_path: Path) -> None:
     one, same, other = (identity(Config(config=str(tmp_path / f"{name}.json"))) for name in ("one", "same", "other"))
     assert one == same == identity(Config(config="llama_small")) != other
     assert identity(Config(config="llama_small", overrides={"num_hidden_layers": 3})) == other
+    (tmp_path / "same.json").rename(tmp_path / "config.json")
+    assert identity(Config(config=str(tmp_path))) == same, "the folder that it lies in"
 
 
 @pytest.mark.parametrize("name", SMALL)
