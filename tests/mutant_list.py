@@ -491,4 +491,13 @@ MUTANTS = (
     Mutant("complex weights that any engine takes", "harness/checks/layer_traits.py",
            "if traits.complex and not can.complex_weights:", "if False:",
            "tests/harness/checks/test_layer_traits.py", "cannot_do"),
+    Mutant("random numbers of Python that the capture does not see", "harness/capture/recorder.py",
+           "if before != self.generators:", "if False:",
+           "tests/harness/capture/test_split.py", "draws_random_numbers"),
+    Mutant("threads that never wait for the interpreter", "harness/planning/draft.py",
+           "devices / (1 + profile.lock_share * (devices - 1))", "float(devices)",
+           "tests/harness/planning/test_draft.py", "wait_for_its_lock"),
+    Mutant("a slow moment in which no thread waits for a core", "harness/measure/profile_model.py",
+           "slowed = max(clock.slowed(), pace.slowed())", "slowed = clock.slowed()",
+           "tests/harness/measure/test_profile_model.py", "known_work_takes_longer"),
 )  # fmt: skip

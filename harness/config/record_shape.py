@@ -53,6 +53,7 @@ MANIFEST: dict[str, Any] = {
 }
 SIMULATION: dict[str, Any] = {
     **dict.fromkeys(("layer_times", "note", "model", "costs"), str),
+    "slowed": Number,
     "upper_bound": bool,
     "cluster": dict[str, Any],
 }

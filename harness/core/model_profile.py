@@ -207,9 +207,11 @@ class ModelProfile(Document):
     `times` says where the layer times come from, `source` says it of all numbers, for people; `device` is the one whose
     times they are, where its peaks are known. Matmuls compute in the format `autocast` where it is given, else in
     `dtype`. `slowed` is by how much other programs slowed down what was measured
-    (`harness.measure.profile_model`): 1 where they did not. `unsplit` says why the model is one layer, if it is one
-    because it cannot be split (`harness.capture`). `same_memory` are pairs of a weight and of another tensor that shows
-    its memory, too, by their names. `by_value` says where values of tensors choose what is computed, if they do.
+    (`harness.measure.profile_model`): 1 where they did not. `lock_share` is the share by which each further thread of
+    one Python that computes at the same time makes layers longer (`harness.measure.work_together`). `unsplit` says why
+    the model is one layer, if it is one because it cannot be split (`harness.capture`). `same_memory` are pairs of a
+    weight and of another tensor that shows its memory, too, by their names. `by_value` says where values of tensors
+    choose what is computed, if they do.
     """
 
     SCHEMA: ClassVar[int] = 2
@@ -224,6 +226,7 @@ class ModelProfile(Document):
     autocast: str | None = None
     device: Device | None = None
     slowed: float = 1.0
+    lock_share: float = 0.0
     times: LayerTimes = "as given"
     unsplit: Unsplit | None = None
     same_memory: tuple[tuple[str, str], ...] = ()
@@ -244,6 +247,7 @@ class ModelProfile(Document):
             raise ValueError(f"micro_batch is {self.micro_batch}, must be at least 1")
         _check("input_bytes", self.input_bytes)
         _check("slowed", self.slowed)
+        _check("lock_share", self.lock_share)
         for skip in self.skips:
             if not 0 <= skip.source < skip.target < len(self.layers):
                 raise ValueError(

@@ -22,7 +22,9 @@ from harness.host.devices import DetectedDevices
 
 MEASURING = (
     "measure/benchmark_machine.py",
+    "measure/reference_work.py",
     "measure/time_calls.py",
+    "measure/work_together.py",
     "host/malloc.py",
     "runtime/collectives.py",
     "runtime/cpu_streams.py",
@@ -38,7 +40,8 @@ class Machine(Document):
     CPU devices compute with one thread. The memory of a GPU is what is left for tensors once a process uses it. `link`
     is a copy between two devices, `host_link` one between a device and the host (None: as `link`). `cores` is how many
     CPU devices' worth of work all of them do at once, 0 for GPUs, which share nothing: `cores` where these are threads
-    of one process, `process_cores` where each is a process. `calls` are those of such processes.
+    of one process, `process_cores` where each is a process. `calls` are those of such processes. `reference_s` is what
+    a fixed piece of work takes on one core (`harness.measure.reference_work`), 0 for GPUs.
     """
 
     device: Device
@@ -47,6 +50,7 @@ class Machine(Document):
     cores: float = 0.0
     process_cores: float = 0.0
     calls: tuple[CallTimes, ...] = ()
+    reference_s: float = 0.0
 
     def __post_init__(self) -> None:
         numbers = {
@@ -55,6 +59,7 @@ class Machine(Document):
             "kernel_s": self.device.kernel_s,
             "cores": self.cores,
             "process_cores": self.process_cores,
+            "reference_s": self.reference_s,
         }
         for name, value in numbers.items():
             if not (math.isfinite(value) and value >= 0):

@@ -23,6 +23,8 @@ from harness.core.serialization import Document, SchemaError
 
 MEASURING = (
     "measure/profile_model.py",
+    "measure/reference_work.py",
+    "measure/work_together.py",
     "measure/count_model.py",
     "measure/kernel_counter.py",
     "measure/matmul_finder.py",

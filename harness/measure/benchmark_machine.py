@@ -8,27 +8,24 @@ from __future__ import annotations
 import re
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.config.schema import AUTOCAST, DTYPES
 from harness.core.cluster import Device, Link
 from harness.core.op import Op
 from harness.core.problem import CannotRun, Problem
-from harness.host import devices, run_queue
+from harness.host import devices
 from harness.host.devices import DetectedDevices
 from harness.host.machine import Machine
-from harness.launch import forked_ranks
-from harness.measure import time_calls
+from harness.measure import reference_work, time_calls, work_together
 from harness.runtime.cpu_streams import Job, JobQueue, Run
 from harness.runtime.training_state import intra_op_threads
 
@@ -48,10 +45,6 @@ MESSAGES_BYTES = (4 * 2**10, 8 * 2**20)
 """A message that shows the latency of a link, and one of the size of activations, which shows its bandwidth."""
 MESSAGES = 20
 KERNELS = 500
-CORES_S, PASSES = 1.5, 2
-"""Seconds of the test of the cores, and passes in each of its rounds."""
-QUIET, QUIET_ROUNDS = 0.02, 5
-"""A round counts if its threads waited no larger share of it for a core; and so many of them are enough."""
 
 
 def measure(wanted: str = "auto", say: Say = lambda text: None) -> Machine:
@@ -74,14 +67,15 @@ def _cpu(found: DetectedDevices, say: Say) -> Machine:
     calls = time_calls.measure(cores, say)  # it forks, and so does the next: before torch has threads
     if cores > 1:
         say("timing processes on all cores")
-    process_cores = _processes_together(cores) if cores > 1 else 1.0
-    with intra_op_threads(1), _queues(max(2, cores)) as queues:
+    process_cores = work_together.processes_together(cores) if cores > 1 else 1.0
+    with intra_op_threads(1), work_together.queues_of_devices(max(2, cores)) as queues:
         device = _device(found, "cpu", _wall, say)
         say("timing messages")
         link = _fitted([_message_s(queues[0], queues[1], size) for size in MESSAGES_BYTES])
+        reference_s = _best(_wall, reference_work.layers())
         say("timing all cores together")
-        threads = _together(queues[:cores])
-    return Machine(device, link, cores=threads, process_cores=process_cores, calls=calls)
+        threads = work_together.threads_together(queues[:cores])
+    return Machine(device, link, None, threads, process_cores, calls, reference_s)
 
 
 def _wall(work: Callable[[], object], calls: int) -> float:
@@ -89,16 +83,6 @@ def _wall(work: Callable[[], object], calls: int) -> float:
     for _ in range(calls):
         work()
     return (time.perf_counter() - start) / calls
-
-
-@contextmanager
-def _queues(count: int) -> Iterator[list[JobQueue]]:
-    queues = [JobQueue(index, "compute") for index in range(count)]
-    try:
-        yield queues
-    finally:
-        for queue in queues:
-            queue.close()
 
 
 def _message_s(source: JobQueue, target: JobQueue, size: int) -> float:
@@ -128,116 +112,6 @@ def _message_s(source: JobQueue, target: JobQueue, size: int) -> float:
         seconds.append(ends[str(copy)] - ends["0F0"])
         taken.clear()
     return statistics.quantiles(seconds, n=4)[0]
-
-
-def _together(queues: list[JobQueue]) -> float:
-    """Number of queues' worth of work that all of them do at once, from rounds of one queue alone and all together.
-
-        alone      |-----|          |-----|
-        together           |------|         |------|
-                           |------|         |------|      2 queues do the work of 2 * 5 / 6
-
-    The medians of the rounds in which no thread waited for a core: others kept it, else. Where there are too few of
-    them, the time that the threads did run.
-    """
-    passes = [_layers() for _ in queues]
-    _round(queues, passes)  # the first pass allocates
-    alone, together = [], []
-    end = time.perf_counter() + CORES_S
-    while time.perf_counter() < end:
-        alone.append(_round(queues[:1], passes[:1]))
-        together.append(_round(queues, passes))
-    return _worth(len(queues), alone, together)
-
-
-def _worth(count: int, alone: Sequence[_Round], together: Sequence[_Round]) -> float:
-    """By the medians of the rounds in which nobody waited for a core, or by the time on a core."""
-    quiet = [[r.wall_s for r in rounds if r.waited_s < QUIET * r.wall_s] for rounds in (alone, together)]
-    if min(map(len, quiet)) >= QUIET_ROUNDS:
-        one, among = (statistics.median(seconds) for seconds in quiet)
-    else:
-        one, among = (min(r.running_s for r in rounds) for rounds in (alone, together))
-    return max(1.0, min(float(count), count * one / among))
-
-
-def _processes_together(count: int) -> float:
-    """`_together` of processes, which share cores and memory, but no interpreter."""
-
-    def rank() -> tuple[list[_Round], list[_Round]]:
-        torch.set_num_threads(1)
-        once, first = _layers(), dist.get_rank() == 0
-        once()
-        alone, together = [], []
-        end = time.perf_counter() + CORES_S
-        while _all_say(time.perf_counter() < end):
-            alone += [_own_round(once)] if first else []
-            dist.barrier()
-            together.append(_own_round(once))
-        others: list[list[_Round]] = [[] for _ in range(count)]
-        dist.all_gather_object(others, together)
-        return alone, [_slowest(of_all) for of_all in zip(*others, strict=True)]
-
-    return _worth(count, *forked_ranks.run_on_ranks(count, rank, ["cpu"] * count))
-
-
-def _all_say(own: bool) -> bool:
-    """Rank 0's answer, in all ranks."""
-    answer = torch.tensor([own])
-    dist.broadcast(answer, 0)
-    return bool(answer)
-
-
-def _own_round(once: Callable[[], None]) -> _Round:
-    before = _clocks()
-    for _ in range(PASSES):
-        once()
-    return _Round(*(now - then for now, then in zip(_clocks(), before, strict=True)))
-
-
-def _slowest(rounds: Sequence[_Round]) -> _Round:
-    return _Round(*(max(getattr(one, field.name) for one in rounds) for field in fields(_Round)))
-
-
-@dataclass(frozen=True)
-class _Round:
-    """Seconds of the slowest queue: by the clock, on a core, and ready but without one."""
-
-    wall_s: float
-    running_s: float
-    waited_s: float
-
-
-def _round(queues: list[JobQueue], passes: list[Callable[[], None]]) -> _Round:
-    """All queues begin at once; each makes its passes."""
-    run, begin = Run(), threading.Barrier(len(queues))
-    rounds: list[_Round] = []
-
-    def repeat(once: Callable[[], None]) -> None:
-        begin.wait()
-        rounds.append(_own_round(once))
-
-    jobs = [queue.submit(Job(run, partial(repeat, once))) for queue, once in zip(queues, passes, strict=True)]
-    for job in jobs:
-        job.wait()
-    run.raise_error()
-    return _slowest(rounds)
-
-
-def _clocks() -> tuple[float, float, float]:
-    """Return this thread's wall time, time on a core, and time in the run queue of a core (Linux; elsewhere 0)."""
-    return time.perf_counter(), time.thread_time(), run_queue.of_thread().waited_s
-
-
-def _layers() -> Callable[[], None]:
-    """Forward and backward of what stages are made of: convolutions that compute, and layers that move memory."""
-    block = (nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()) for _ in range(2))
-    layers = nn.Sequential(*block)
-    images = torch.randn(2, 32, 96, 96)
-
-    def once() -> None:
-        layers(images).sum().backward()
-
-    return once
 
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -17,8 +17,10 @@ import torch
 from harness.core.model_profile import ModelProfile
 from harness.host import devices
 from harness.interfaces import Model
+from harness.measure import work_together
 from harness.measure.count_model import check_arguments, counted
 from harness.measure.layer_chain import Chain, Phase
+from harness.measure.reference_work import Pace
 from harness.nn import dropout
 from harness.runtime.training_state import intra_op_threads
 
@@ -40,12 +42,16 @@ def measure(
     autocast: str | None = None,
     say: Callable[[str], None] = lambda text: None,
     channels_last: bool = False,
+    reference_s: float = 0.0,
+    twice: bool = False,
 ) -> ModelProfile:
     """The profile of `model` for `micro_batch` samples: seconds are medians of `repeats` after a warm-up.
 
     `say` gets a line for each of them. All else is what `harness.measure.count_model` counts, on this device. `slowed`
-    says whether the machine was busy meanwhile. Raises ValueError for impossible arguments; an error inside a layer
-    says which one it was.
+    says whether the machine was busy meanwhile: by threads that waited for a core, and by work that takes `reference_s`
+    on a quiet CPU (`harness.measure.reference_work`; 0: not known). With `twice` there is room for a second copy, and
+    `lock_share` is measured on two threads. Raises ValueError for impossible arguments; an error inside a layer says
+    which one it was.
     """
     check_arguments(micro_batch, dtype)
     if repeats < 1:
@@ -53,6 +59,7 @@ def measure(
     target = torch.device(device)
     cuda = [target] if target.type == "cuda" else []
     with intra_op_threads(THREADS), torch.random.fork_rng(devices=cuda), dropout.keyed(seed=0, step=0, micro_batch=0):
+        pace = Pace(0.0 if cuda else reference_s)
         torch.manual_seed(0)
         chain = Chain(model, micro_batch, getattr(torch, dtype), target, autocast, channels_last)
         profile = counted(chain, dtype, autocast)
@@ -60,13 +67,32 @@ def measure(
         rounds = clock.warm_ups + repeats
         for number in range(rounds):
             say(f"timing layers: round {number + 1} of {rounds}")
+            pace.look()
             clock.new_repeat()
             chain.step(clock)
+        share = 0.0
+        if twice and not cuda:
+            say("timing layers on two threads")
+            other = Chain(model, micro_batch, getattr(torch, dtype), target, autocast, channels_last)
+            share = work_together.lock_share(_pass(chain), _pass(other))
     layers = [
         replace(layer, forward_s=clock.seconds(index, "forward"), backward_s=clock.seconds(index, "backward"))
         for index, layer in enumerate(profile.layers)
     ]
-    return replace(profile, layers=tuple(layers), source=_source(target), times="measured", slowed=clock.slowed())
+    slowed = max(clock.slowed(), pace.slowed())
+    return replace(
+        profile, layers=tuple(layers), source=_source(target), times="measured", slowed=slowed, lock_share=share
+    )
+
+
+def _pass(chain: Chain) -> Callable[[], None]:
+    """A pass of a chain in a thread of its own, which nobody observes."""
+
+    def once() -> None:
+        with dropout.keyed(seed=0, step=0, micro_batch=0):
+            chain.step(lambda index, phase: nullcontext())
+
+    return once
 
 
 class Clock:

@@ -98,10 +98,21 @@ def used_by(engine: Engine, cluster: Cluster) -> Cluster:
     return replace(cluster, calls=calls, cores=cluster.process_cores or cluster.cores)
 
 
+def locked(engine: Engine, cluster: Cluster, profile: ModelProfile, devices: int) -> Cluster:
+    """The cluster with as many cores as this model's layers can use on so many devices, where these are threads of one
+    Python: each further one that computes makes the others wait for the interpreter's lock. Where the user says how
+    many cores there are, that counts."""
+    capabilities = engine.capabilities
+    if capabilities.multi_process or capabilities.serial_cpu_devices or not cluster.process_cores:
+        return cluster
+    return replace(cluster, cores=min(cluster.cores, devices / (1 + profile.lock_share * (devices - 1))))
+
+
 def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster) -> Layout:
     """Plan, without simulating. Raises `NoPlan` where there is none, `CannotRun` where the engine refuses it."""
     cluster = used_by(engine, cluster)
     wanted = mesh(config, engine, profile, cluster)
+    cluster = locked(engine, cluster, profile, wanted.size)
     model = memory_model(config, engine, wanted, profile)
     request = engine_support.plan_request(config, engine, wanted, len(profile.layers))
     refuse(engine.refuses(request, profile.dtype, cluster))

@@ -131,7 +131,7 @@ class Profiles:
             return None
         file = self.config.profile
         key = "profile" if file else f"profile of micro-batches of {profile.micro_batch}"
-        message = f"was measured on a busy machine: passes took {profile.slowed:.2f} times what they computed"
+        message = f"was measured on a busy machine: layers took about {profile.slowed:.2f} times what they take alone"
         hint = "mode=profile remeasure=true where it was made" if file else "remeasure=true"
         return Problem(key, file, message, hint=f"{hint}, while nothing else runs")
 

@@ -95,7 +95,7 @@ def unequal_micro_batches(records: Sequence[RunRecord | None]) -> str:
 
 def notes(records: Sequence[RunRecord | None]) -> list[str]:
     """What a reader of a table of these runs must know."""
-    found = (unequal_losses, unequal_micro_batches, unequal_recomputation, busy_machine)
+    found = (unequal_losses, unequal_micro_batches, unequal_recomputation, busy_machine, busy_profile)
     return [text for text in (note(records) for note in found) if text]
 
 
@@ -138,12 +138,30 @@ def busy_machine(records: Sequence[RunRecord | None]) -> str:
     if not found:
         return ""
     who = f"{len(found)} of {len(ran)} runs" if len(ran) > 1 else "this run"
-    factors = f"{found[0]:.2f}" if len(found) == 1 else f"{found[0]:.2f} to {found[-1]:.2f}"
     again = "them" if len(found) > 1 else "it"
     return (
-        f"{who} had a busy machine: steps took {factors} times what they computed, waiting for a core"
+        f"{who} had a busy machine: steps took {_range(found)} times what they computed, waiting for a core"
         f"   -> run {again} again, while nothing else runs"
     )
+
+
+def busy_profile(records: Sequence[RunRecord | None]) -> str:
+    """Of predictions of which some are made of layer times that a busy machine gave: by how much. Empty without one."""
+    bases = [record.manifest.get("simulation", {}) for record in records if record and record.status == "ok"]
+    known = [basis.get("slowed", 1.0) for basis in bases if basis.get("costs") in ("measured", "scaled")]
+    found = sorted(one for one in known if one >= run_queue.BUSY)
+    if not found:
+        return ""
+    who = f"{len(found)} of {len(known)} predictions are" if len(known) > 1 else "the prediction is"
+    return (
+        f"{who} of layer times measured on a busy machine, about {_range(found)} times what they take alone"
+        f"   -> remeasure=true, while nothing else runs"
+    )
+
+
+def _range(factors: Sequence[float]) -> str:
+    """Factors in ascending order, as text."""
+    return " to ".join(dict.fromkeys(f"{factor:.2f}" for factor in (factors[0], factors[-1])))
 
 
 def unequal_recomputation(records: Sequence[RunRecord | None]) -> str:

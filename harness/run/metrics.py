@@ -62,8 +62,8 @@ def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
 def basis(draft: Draft, config: DictConfig, values: str) -> dict[str, Any]:
     """Return the basis of a simulated or predicted number; `values` is the source of the cluster's numbers.
 
-    `note` is empty, or warns of layer times that are not those of the described cluster; `upper_bound` says whether
-    speeds are: the device is not calibrated.
+    `note` is empty, or warns of layer times that are not those of the described cluster; `slowed` is by how much a busy
+    machine slowed down what was measured; `upper_bound` says whether speeds are: the device is not calibrated.
     """
     profile, device = draft.profile, draft.cluster.device
     described = config.cluster.name != "local"
@@ -71,6 +71,7 @@ def basis(draft: Draft, config: DictConfig, values: str) -> dict[str, Any]:
     return {
         "costs": profile.times,
         "layer_times": profile.source,
+        "slowed": profile.slowed,
         "note": line(warning) if warning else "",
         "upper_bound": layer_times.are_bounds(profile, draft.cluster),
         "model": profile.model or (Path(config.profile).stem if config.profile else config.model.name),

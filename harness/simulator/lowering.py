@@ -204,6 +204,8 @@ class LoweredSchedule:
             cores = ("cores", node_of_cluster)
             times = sum(self.cluster.node(device) == node_of_cluster for device in counterparts)
             self.work.capacity[cores] = self.cluster.cores
+            if self.cluster.cores < 1:  # threads that only hinder each other: one alone has a core
+                self.work.alone[cores] = 1.0
             for node in nodes:
                 if node not in self.work.flows:
                     self.work.flows[node] = Flow(self.work.seconds[node], 1.0, {cores: times})

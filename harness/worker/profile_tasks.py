@@ -19,7 +19,7 @@ from harness.core.memory_model import DTYPE_BYTES
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem
 from harness.core.run_files import MACHINE, PROFILE, TIMINGS
-from harness.host import devices, profile_cache
+from harness.host import devices, machine, profile_cache
 from harness.interfaces import Model
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ QUICK_S = 3.0
 SLACK = 1.7
 """Factor of a process's memory over the counted bytes: AmoebaNet-D (18, 256) and (18, 416) on the CPU take 1.7 and
 1.5."""
+
+COPIES = 4
+"""Of a model fit into memory, where a second one is profiled next to it: others use the machine, too."""
 
 
 def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -> None:
@@ -43,11 +46,12 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
     model = built(config, samples)
     device, precision = torch_devices(config, 1)[0], config.precision
     check_layers.check(model, device, say)
-    there = devices.detect("cpu" if device == "cpu" else "cuda").memory_bytes
+    kind = "cpu" if device == "cpu" else "cuda"
+    there, known = devices.detect(kind).memory_bytes, machine.stored(kind)
 
     def make(count: int) -> ModelProfile:
         say(f"profiling {model.name}, micro-batches of {count}")
-        by_value = check_size(model, count, precision.dtype, precision.autocast, there)
+        needed, by_value = check_size(model, count, precision.dtype, precision.autocast, there)
         found = profile_model.measure(
             model,
             count,
@@ -56,6 +60,8 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
             autocast=precision.autocast,
             say=say,
             channels_last=precision.channels_last,
+            reference_s=known.reference_s if known else 0.0,
+            twice=not by_value and COPIES * needed <= there and devices.cores() > 1,
         )
         return replace(found, by_value=by_value)
 
@@ -130,11 +136,11 @@ def calibrate_links(folder: Path, config: DictConfig, count: str) -> None:
     time_collectives.measure(names, config.steps, config.warmup, say).save(folder / TIMINGS)
 
 
-def check_size(model: Model, samples: int, dtype: str, autocast: str | None, there_bytes: int) -> str:
+def check_size(model: Model, samples: int, dtype: str, autocast: str | None, there_bytes: int) -> tuple[int, str]:
     """Raise `CannotRun` if the whole model does not fit where it is to be profiled.
 
-    That takes its weights, their gradients, and all that autograd saves of `samples` samples. Returns where the model
-    chooses by values of tensors what it computes, if it does.
+    That takes its weights, their gradients, and all that autograd saves of `samples` samples. Returns these bytes, and
+    where the model chooses by values of tensors what it computes, if it does.
     """
     import torch
 
@@ -156,7 +162,7 @@ def check_size(model: Model, samples: int, dtype: str, autocast: str | None, the
         message = f"needs {units.size(needed)} to be profiled, {of}; {here} are here"
         fix = {"costs": "analytic"}
         raise CannotRun([Problem("model", model.name, message, (fix,), "profile=FILE, measured where it fits")])
-    return by_value
+    return needed, by_value
 
 
 def _parameter_bytes(layers: nn.Module, dtype: str) -> int:

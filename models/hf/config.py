@@ -70,7 +70,7 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def path(config: Config) -> Path:
-    """Returns the configuration file: as given, that of a folder, or one of models/hf/configs, with or without .json."""
+    """Returns the configuration file: as given, in the folder given, or one of models/hf/configs, .json or not."""
     if config.config is None:
         return Path(config.weights).expanduser() / "config.json" if config.weights else SHIPPED / f"{FIRST}.json"
     given = Path(config.config).expanduser()

@@ -247,6 +247,31 @@ def test_a_pass_that_waits_for_its_core_is_slowed():
     assert measure(Net(lambda: nn.Sequential(nn.Linear(2, 2)), (2,)), 1, "float32", "cpu", repeats=1).slowed >= 1
 
 
+@pytest.mark.parametrize(("quiet_s", "slowed"), [(1e-6, True), (100.0, False)])
+def test_a_machine_on_which_known_work_takes_longer_slows_layers_down(quiet_s, slowed):
+    """Also where no thread waits for a core: neighbors of a virtual machine fill its caches."""
+    net = Net(lambda: nn.Sequential(nn.Linear(2, 2)), (2,))
+    found = measure(net, 1, "float32", "cpu", repeats=3, reference_s=quiet_s)
+    assert (found.slowed > 100) == slowed
+
+
+class Holding(nn.Module):
+    """Keeps Python's lock, as layers of many short operations do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        end = time.thread_time() + 0.004
+        while time.thread_time() < end:
+            pass
+        return x * 1.0
+
+
+@pytest.mark.usefixtures("computation")
+def test_layers_that_keep_the_interpreter_take_longer_on_two_threads():
+    net = Net(lambda: nn.Sequential(nn.Linear(2, 2), Holding()), (2,))
+    assert measure(net, 1, "float32", "cpu", repeats=1).lock_share == 0
+    assert measure(net, 1, "float32", "cpu", repeats=1, twice=True).lock_share > 0.5
+
+
 class Witness(nn.Module):
     """Writes down how it is called."""
 

@@ -53,6 +53,25 @@ def test_a_draft_holds_the_closed_form() -> None:
     assert draft.plan.predicted["peak_memory_bytes"] == [peak.bytes for peak in draft.simulation.peaks]
 
 
+@pytest.mark.parametrize(
+    ("share", "cores", "factor"),
+    [
+        (0.0, 2.0, 1.0),
+        (0.25, 2.0, 1.25),  # two threads do the work of 2 / 1.25
+        (1.5, 2.0, 2.5),  # less than one alone, which still has a core
+        (1.5, 0.0, 1.0),  # devices that share no interpreter
+    ],
+)
+def test_threads_of_one_python_wait_for_its_lock(share: float, cores: float, factor: float) -> None:
+    """Where both stages compute; the first and the last task of a step are alone."""
+    cluster = replace(CLUSTER, cores=cores, process_cores=cores)
+    engine = registry.build("engine", CONFIG.engine)
+    profile = replace(PROFILE, lock_share=share)
+    found = planning_draft.draft(CONFIG, engine, registry.build("planner", CONFIG.planner), profile, cluster)
+    alone_s, both_s = 2 * (2e-3 + 4e-3), 3 * (2e-3 + 4e-3)
+    assert found.plan.predicted["step_time_s"] == pytest.approx(alone_s + factor * both_s)
+
+
 def test_the_engine_says_what_becomes_of_the_layers() -> None:
     """Twice the time, and 1000 bytes more while they go back."""
     engine = registry.build("engine", CONFIG.engine)

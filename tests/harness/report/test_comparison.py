@@ -10,6 +10,7 @@ import pytest
 from harness.core.record import RunRecord
 from harness.report.comparison import (
     busy_machine,
+    busy_profile,
     micro_batch_size,
     notes,
     speeds_over_single,
@@ -144,3 +145,17 @@ def test_steps_that_waited_for_cores_are_noted(slowed: float | None, busy: bool)
     wanted = "2 of 3 runs had a busy machine: steps took 1.20 to 3.00" if busy else "1 of 3 runs had a busy machine"
     assert busy_machine([one, *others]).startswith(wanted)
     assert not busy_machine([ran("gpipe", 1.0, metrics={"slowed": 3.0}, source="simulated")])
+
+
+@pytest.mark.parametrize(("slowed", "costs", "busy"), [(1.19, "measured", False), (1.2, "measured", True),
+                                                        (1.2, "scaled", True), (1.2, "as given", False)])  # fmt: skip
+def test_predictions_of_slow_layer_times_are_noted(slowed: float, costs: str, busy: bool) -> None:
+    def predicted(slowed: float, costs: str) -> RunRecord:
+        return ran("gpipe", 1.0, manifest={"simulation": {"slowed": slowed, "costs": costs}})
+
+    text = busy_profile([predicted(slowed, costs)])
+    assert text.startswith("the prediction is of layer times measured on a busy machine, about 1.20 times") == busy
+    others = [None, predicted(3.0, "measured"), predicted(1.0, "measured"), ran("ddp", 1.0)]
+    number, factors = ("2 of 3", "1.20 to 3.00") if busy else ("1 of 3" if costs == "measured" else "1 of 2", "3.00")
+    assert busy_profile([predicted(slowed, costs), *others]).startswith(f"{number} predictions are of layer times ")
+    assert f"about {factors} times" in busy_profile([predicted(slowed, costs), *others])

@@ -115,7 +115,9 @@ def test_times_of_a_busy_machine_are_noted(
     replace(PROFILE, slowed=slowed).save(tmp_path / "p.json")
     run(tmp_path / "run", f"mode={mode}", file, *FLAT)
     out = capsys.readouterr().out
-    assert ("was measured on a busy machine: passes took 2.50 times what they computed   -> " in out) == reported
+    assert (
+        "was measured on a busy machine: layers took about 2.50 times what they take alone   -> " in out
+    ) == reported
     assert re.search(r"p\.json, \d+ s old", out), "how old the profile is"
 
 
@@ -139,8 +141,9 @@ def test_the_record_says_what_the_numbers_rest_on(tmp_path: Path, file: str) -> 
     cluster = Cluster.from_json(basis.pop("cluster"))
     assert cluster.devices == 4 and cluster.intra == Link(1e-6, 1e-9)
     assert " s old" in basis.pop("profile")
-    assert basis == {"costs": "measured", "layer_times": "measured on X", "model": "net_8", "values": "nominal",
-                     "note": "layer times   are those of the profile (measured on X), not known to be of flat   -> "
+    assert basis == {"costs": "measured", "layer_times": "measured on X", "slowed": 1.0, "model": "net_8",
+                     "values": "nominal", "note":
+                             "layer times   are those of the profile (measured on X), not known to be of flat   -> "
                              "cluster.peak_tflops.float32=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic",
                      "upper_bound": False, "jitter": 0.1, "seed": 5}  # fmt: skip
     assert record.manifest["devices"] == ["flat"] * 4
