@@ -498,6 +498,6 @@ MUTANTS = (
            "devices / (1 + profile.lock_share * (devices - 1))", "float(devices)",
            "tests/harness/planning/test_draft.py", "wait_for_its_lock"),
     Mutant("a slow moment in which no thread waits for a core", "harness/measure/profile_model.py",
-           "slowed = max(clock.slowed(), pace.slowed())", "slowed = clock.slowed()",
+           "slowed = max(clock.slowed(), slowed)", "slowed = clock.slowed()",
            "tests/harness/measure/test_profile_model.py", "known_work_takes_longer"),
 )  # fmt: skip

@@ -72,7 +72,7 @@ def _cpu(found: DetectedDevices, say: Say) -> Machine:
         device = _device(found, "cpu", _wall, say)
         say("timing messages")
         link = _fitted([_message_s(queues[0], queues[1], size) for size in MESSAGES_BYTES])
-        reference_s = _best(_wall, reference_work.layers())
+        reference_s = reference_work.quickest_s()
         say("timing all cores together")
         threads = work_together.threads_together(queues[:cores])
     return Machine(device, link, None, threads, process_cores, calls, reference_s)

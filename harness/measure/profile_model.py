@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
@@ -29,6 +30,8 @@ THREADS = 1
 """Intra-op threads of one CPU device."""
 WARM_UPS = {"cpu": 1, "cuda": 3}
 """Passes that do not count: a GPU loads kernels, chooses among them, and raises its clock."""
+QUIET_PACE, MOST_ROUNDS = 1.15, 3
+"""Of a round that counts known work takes no more times as long; at most so many times as many rounds as wanted."""
 AHEAD, CYCLES_S = 1.5, 2e9
 """A GPU begins a pass so many times as late as the host took to issue the last one; its cycles in a second."""
 
@@ -45,7 +48,8 @@ def measure(
     reference_s: float = 0.0,
     twice: bool = False,
 ) -> ModelProfile:
-    """The profile of `model` for `micro_batch` samples: seconds are medians of `repeats` after a warm-up.
+    """The profile of `model` for `micro_batch` samples: seconds are medians of `repeats` rounds after a warm-up,
+    of more those in which the machine was quickest.
 
     `say` gets a line for each of them. All else is what `harness.measure.count_model` counts, on this device. `slowed`
     says whether the machine was busy meanwhile: by threads that waited for a core, and by work that takes `reference_s`
@@ -64,12 +68,13 @@ def measure(
         chain = Chain(model, micro_batch, getattr(torch, dtype), target, autocast, channels_last)
         profile = counted(chain, dtype, autocast)
         clock = Clock(target)
-        rounds = clock.warm_ups + repeats
-        for number in range(rounds):
-            say(f"timing layers: round {number + 1} of {rounds}")
-            pace.look()
+        paces = [pace.look()]
+        while not _enough(paces[clock.warm_ups :], repeats):
+            say(f"timing layers: round {len(paces)}")
             clock.new_repeat()
             chain.step(clock)
+            paces.append(pace.look())
+        slowed = clock.keep_quickest(paces, repeats)
         share = 0.0
         if twice and not cuda:
             say("timing layers on two threads")
@@ -79,10 +84,17 @@ def measure(
         replace(layer, forward_s=clock.seconds(index, "forward"), backward_s=clock.seconds(index, "backward"))
         for index, layer in enumerate(profile.layers)
     ]
-    slowed = max(clock.slowed(), pace.slowed())
+    slowed = max(clock.slowed(), slowed)
     return replace(
         profile, layers=tuple(layers), source=_source(target), times="measured", slowed=slowed, lock_share=share
     )
+
+
+def _enough(paces: Sequence[float], repeats: int) -> bool:
+    """Whether there are as many rounds as wanted in which the machine was quiet, or far more in all: `paces` are those
+    before the first and after each round."""
+    quiet = sum(max(around) <= QUIET_PACE for around in pairwise(paces))
+    return quiet >= repeats or len(paces) > MOST_ROUNDS * repeats
 
 
 def _pass(chain: Chain) -> Callable[[], None]:
@@ -139,6 +151,18 @@ class Clock:
             duration_s = time.perf_counter() - start_s
             self._own_s[-1] += time.thread_time() - own_s
             self._repeats[-1][index, phase] = lambda: duration_s
+
+    def keep_quickest(self, paces: Sequence[float], rounds: int) -> float:
+        """Forget all rounds but those in which the machine was quickest, of the ones that count. Returns the median of
+        their paces, which were looked at before the first and after each round: at least 1."""
+        self._synchronize()
+        own = [max(around) for around in pairwise(paces)][self.warm_ups :]
+        kept = sorted(sorted(range(len(own)), key=own.__getitem__)[:rounds])
+        places = [*range(self.warm_ups), *(self.warm_ups + number for number in kept)]
+        self._repeats, self._host = [self._repeats[n] for n in places], [self._host[n] for n in places]
+        self._own_s = [self._own_s[n] for n in places]
+        self._passes.clear()
+        return max(1.0, statistics.median(own[number] for number in kept))
 
     def seconds(self, index: int, phase: Phase) -> float:
         """The median over all passes that count; 0 for what did not run, as the backward pass of an integer."""

@@ -37,7 +37,8 @@ def notes(record: RunRecord) -> list[str]:
 
 
 def _shared_lock(record: RunRecord) -> Iterator[str]:
-    """Devices of CPUs that are threads of one Python take turns in starting operations, which no prediction has."""
+    """Devices of CPUs that are threads of one Python take turns in starting operations. Predictions have what layers
+    lose by that, and not what the engine's own Python does."""
     parts, planned = record.metrics.get("parts_s") or {}, record.predicted.get("parts_s") or {}
     measured_s, predicted_s = parts.get("computing"), planned.get("computing")
     if not measured_s or not predicted_s or measured_s < SLOWER * predicted_s or not _devices_are_threads(record):
