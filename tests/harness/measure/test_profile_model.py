@@ -255,6 +255,35 @@ def test_a_machine_on_which_known_work_takes_longer_slows_layers_down(quiet_s, s
     assert (found.slowed > 100) == slowed
 
 
+def test_the_rounds_in_which_the_machine_was_quickest_count(monkeypatch):
+    """A warm-up of 9 s, and rounds of 1, 5, 5 and 1.2 s: known work after the second one took twice as long."""
+    clock, looks, now = Clock(torch.device("cpu")), [], 0.0
+    for lasted in (9.0, 1.0, 5.0, 5.0, 1.2):
+        looks += [(now, now), (now + lasted, now + lasted)]
+        now += lasted
+    monkeypatch.setattr(profile_model, "time", Hands(*looks))
+    for _ in range(5):
+        clock.new_repeat()
+        with clock(0, "forward"):
+            pass
+    assert clock.keep_quickest([1.0, 1.0, 1.1, 2.0, 1.1, 1.1], 2) == pytest.approx(1.1)
+    assert clock.seconds(0, "forward") == pytest.approx(1.1) and clock.slowed() == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(
+    ("paces", "enough"),
+    [
+        ([1.0, 1.1, 1.0], True),
+        ([1.0, 1.1, 1.2], False),
+        ([1.2, 1.0, 1.1, 1.0], True),
+        ([2.0] * 6, False),
+        ([2.0] * 7, True),
+    ],
+)
+def test_there_are_more_rounds_where_the_machine_is_slow(paces, enough):
+    assert profile_model._enough(paces, 2) == enough
+
+
 class Holding(nn.Module):
     """Keeps Python's lock, as layers of many short operations do."""
 
