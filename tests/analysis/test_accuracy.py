@@ -12,13 +12,13 @@ from analysis.accuracy import COMMITTED, Case
 from harness.core.record import RunRecord
 
 MEDIAN_ERRORS = {
-    "ddp": 0.19, "deepspeed": 0.31, "fsdp": 0.70, "gpipe": 0.10, "myelin": 0.39, "periodic": 0.06, "sbp": 0.39,
-    "single": 0.07, "torch_pipelining": 0.20, "torchgpipe": 0.04,
+    "ddp": 0.07, "deepspeed": 0.09, "fsdp": 0.18, "gpipe": 0.13, "myelin": 0.16, "periodic": 0.03, "sbp": 0.36,
+    "single": 0.09, "torch_pipelining": 0.14, "torchgpipe": 0.01,
 }  # fmt: skip
 """Of step times, by engine, at most."""
 MEMORY_ERRORS = {
-    "ddp": 0.042, "deepspeed": 0.045, "fsdp": 0.031, "gpipe": 0.033, "myelin": 0.024, "periodic": 0.05, "sbp": 0.061,
-    "single": 0.026, "torch_pipelining": 0.036,
+    "ddp": 0.042, "deepspeed": 0.043, "fsdp": 0.031, "gpipe": 0.046, "myelin": 0.023, "periodic": 0.062, "sbp": 0.063,
+    "single": 0.025, "torch_pipelining": 0.036,
 }  # fmt: skip
 """Of the memory of the device that is furthest off, likewise; torchgpipe's is not metered."""
 
@@ -83,7 +83,7 @@ def test_no_committed_figure_gets_worse(capsys: pytest.CaptureFixture[str]) -> N
     memory = {row[0]: float(row[6].rstrip("%")) / 100 for row in rows if row[6] != "-"}
     assert {*medians} == {*MEDIAN_ERRORS} and all(medians[name] <= most for name, most in MEDIAN_ERRORS.items())
     assert {*memory} == {*MEMORY_ERRORS} and all(memory[name] <= most for name, most in MEMORY_ERRORS.items())
-    assert len(found) >= 101, "a record is removed with a reason alone"
+    assert len(found) >= 114, "a record is removed with a reason alone"
     assert accuracy.main([]) == 0
     printed = capsys.readouterr().out
     assert "worst predictions" in printed and "schemes-local gpt" in printed
