@@ -1,4 +1,4 @@
-"""A fixed piece of work of a CPU core, which tells a slow moment of the machine from slow layers.
+"""A fixed piece of work of a CPU core: where it takes longer, the machine is slow, and not the layers.
 
 What else runs on the same hardware fills caches, takes memory bandwidth or lowers the clock, also where no thread waits
 for a core: a virtual machine's neighbors do.

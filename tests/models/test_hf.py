@@ -65,7 +65,7 @@ def test_a_configuration_file_counts_by_what_it_says(tmp_path: Path) -> None:
     assert one == same == identity(Config(config="llama_small")) != other
     assert identity(Config(config="llama_small", overrides={"num_hidden_layers": 3})) == other
     (tmp_path / "same.json").rename(tmp_path / "config.json")
-    assert identity(Config(config=str(tmp_path))) == same, "the folder that it lies in"
+    assert identity(Config(config=str(tmp_path))) == same, "its folder"
 
 
 @pytest.mark.parametrize("name", SMALL)

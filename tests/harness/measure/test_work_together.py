@@ -11,7 +11,7 @@ from harness.measure import work_together
 from harness.measure.work_together import Round, Work, lock_share, one_round, queues_of_devices, threads_together
 
 
-def behind(lock: threading.Lock) -> Work:
+def locked(lock: threading.Lock) -> Work:
     """3 ms of which one thread at a time has its turn."""
 
     def work() -> None:
@@ -32,7 +32,7 @@ def test_work_that_cannot_overlap_is_one_core_and_sleep_is_as_many_as_there_are_
     monkeypatch.setattr(work_together, "_clocks", lambda: (time.perf_counter(), time.perf_counter(), 0.0))
     lock = threading.Lock()
     with queues_of_devices(2) as queues:
-        monkeypatch.setattr(work_together.reference_work, "layers", lambda: behind(lock))
+        monkeypatch.setattr(work_together.reference_work, "layers", lambda: locked(lock))
         assert threads_together(queues) == pytest.approx(1, abs=0.3)
         monkeypatch.setattr(work_together.reference_work, "layers", lambda: asleep)
         assert threads_together(queues) == pytest.approx(2, abs=0.3)
@@ -46,9 +46,9 @@ def test_without_quiet_rounds_the_time_on_a_core_counts(monkeypatch: pytest.Monk
     assert threads_together(["a", "b"]) == pytest.approx(2 * 4 / 5)  # type: ignore[list-item]
 
 
-def test_threads_behind_one_lock_take_twice_as_long_and_those_that_sleep_do_not() -> None:
+def test_threads_with_one_lock_take_twice_as_long_and_those_that_sleep_do_not() -> None:
     lock = threading.Lock()
-    assert lock_share(behind(lock), behind(lock)) == pytest.approx(1.0, abs=0.3)
+    assert lock_share(locked(lock), locked(lock)) == pytest.approx(1.0, abs=0.3)
     assert lock_share(asleep, asleep) == pytest.approx(0.0, abs=0.3)
 
 
