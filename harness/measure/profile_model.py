@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -65,7 +66,8 @@ def measure(
     with intra_op_threads(THREADS), torch.random.fork_rng(devices=cuda), dropout.keyed(seed=0, step=0, micro_batch=0):
         pace = Pace(0.0 if cuda else reference_s)
         torch.manual_seed(0)
-        chain = Chain(model, micro_batch, getattr(torch, dtype), target, autocast, channels_last)
+        make = partial(Chain, model, micro_batch, getattr(torch, dtype), target, autocast, channels_last)
+        chain = make()
         profile = counted(chain, dtype, autocast)
         clock = Clock(target)
         paces = [pace.look()]
@@ -78,8 +80,7 @@ def measure(
         share = 0.0
         if twice and not cuda:
             say("timing layers on two threads")
-            other = Chain(model, micro_batch, getattr(torch, dtype), target, autocast, channels_last)
-            share = work_together.lock_share(_pass(chain), _pass(other))
+            share = work_together.lock_share(_pass(chain), _pass(make()))
     layers = [
         replace(layer, forward_s=clock.seconds(index, "forward"), backward_s=clock.seconds(index, "backward"))
         for index, layer in enumerate(profile.layers)

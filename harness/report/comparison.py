@@ -155,7 +155,7 @@ def busy_profile(records: Sequence[RunRecord | None]) -> str:
     who = f"{len(found)} of {len(known)} predictions are" if len(known) > 1 else "the prediction is"
     return (
         f"{who} of layer times measured on a busy machine, about {_range(found)} times what they take alone"
-        f"   -> remeasure=true, while nothing else runs"
+        "   -> remeasure=true, while nothing else runs"
     )
 
 

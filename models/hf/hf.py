@@ -55,7 +55,7 @@ class HuggingFace:
         from harness.capture import experts
 
         if self.weights is None or torch.get_default_device().type == "meta":
-            made = _fresh(self.settings, self.kind, self.file)
+            made: nn.Module = _fresh(self.settings, self.kind, self.file)
         else:
             made = _loaded(self.settings, self.kind, self.weights)
         experts.use(made)
@@ -116,7 +116,7 @@ def _too_long(config: Config, settings: Any, kind: str) -> list[Problem]:
         return []
     with torch.device("meta"):
         network = _fresh(settings, kind, str(path(config)))
-    tokens = network.get_input_embeddings()  # type: ignore[operator]
+    tokens = network.get_input_embeddings()
     for module in network.modules():
         if isinstance(module, nn.Embedding) and positions <= module.num_embeddings <= positions + OFFSET:
             # Roberta's first position is the one after that of padding
@@ -135,13 +135,12 @@ def _maker(kind: str) -> Any:
     return getattr(transformers, CLASSES[kind])
 
 
-def _fresh(settings: Any, kind: str, file: str) -> nn.Module:
+def _fresh(settings: Any, kind: str, file: str) -> Any:
     """A network with random weights. Raises CannotRun for a configuration that its class refuses."""
     try:
-        made: nn.Module = _maker(kind).from_config(settings)
+        return _maker(kind).from_config(settings)
     except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
         refuse([_refused(file, error)], TITLE)
-    return made
 
 
 def _refused(file: str, error: Exception) -> Problem:

@@ -64,7 +64,9 @@ class Made(nn.Linear):
 
 def test_a_weight_that_a_first_pass_makes_is_not_trained() -> None:
     def of(layer: type[nn.Linear]) -> Case:
-        layers = lambda: [nn.Linear(4, 4), nn.Tanh(), layer(4, 4)]  # noqa: E731
+        def layers() -> list[nn.Module]:
+            return [nn.Linear(4, 4), nn.Tanh(), layer(4, 4)]
+
         net = Network("made", layers, lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 4), networks._squares)
         return Case(build(Config()), net, replace(Plan.contiguous([3], 2), mesh=Mesh(data=2)))
 
