@@ -72,12 +72,6 @@ def computation() -> None:
 
 
 @pytest.fixture
-def ten_seconds() -> None:
-    """A test that takes ten seconds and more on a quiet machine, with all its cases: it is left to `make soak`, and
-    `.ci/run` runs it."""
-
-
-@pytest.fixture
 def at_length() -> None:
     """A test that repeats at length, or on eight ranks, what a shorter one has: it is left to `make soak`."""
 

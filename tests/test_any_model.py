@@ -23,7 +23,7 @@ NAMED = {case.name: case for case in CASES}
 ENGINES = {column.name: column for column in COLUMNS}
 
 
-@pytest.mark.usefixtures("commands", "ten_seconds")
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize("cell", tiers.split(["gpt2 gpipe", "googlenet fsdp", "lstm 1F1B"], ["lstm 1F1B"]))
 def test_a_cell_of_the_page(tmp_path: Path, cell: str) -> None:
     """Of Transformers, with an override; of torchvision, with gradients of skips that arrive first; LSTM."""

@@ -20,7 +20,7 @@ def test_b(): assert False
 MODULE = "import pytest\npytest.importorskip('no_such_module')\n"
 
 
-@pytest.mark.usefixtures("commands", "ten_seconds")
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize(
     ("text", "ci", "workers", "code"),
     [

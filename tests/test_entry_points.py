@@ -49,7 +49,7 @@ def test_every_module_is_imported() -> None:
     subprocess.run([sys.executable, "-c", IMPORT, *names], cwd=ROOT, check=True)
 
 
-@pytest.mark.usefixtures("commands", "ten_seconds")
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize("name", commands())
 def test_help(name: str, tmp_path: Path) -> None:
     if name not in WITH_TORCH:  # the working directory is searched first

@@ -82,7 +82,6 @@ def test_no_run_outlives_tests_that_are_killed(tmp_path: Path) -> None:
     assert left == []
 
 
-@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.parametrize(("engine", "fault"), EACH_ONCE)
 def test_faults_each_engine_and_each_fault_once(engine: str, fault: str, tmp_path: Path) -> None:
     check(engine, fault, tmp_path)

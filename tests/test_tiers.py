@@ -17,7 +17,9 @@ from tests import tiers
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = """
 import pytest
-from tests import tiers
+from tests import durations, tiers
+
+LONG = durations.Duration(1.1, 1.1)
 
 @pytest.mark.parametrize("model", ["a", "b", "c"])
 @pytest.mark.parametrize("stages", [1, 2])
@@ -37,7 +39,21 @@ def test_stays(commands, engine): pass
 def test_repeats(at_length): pass
 
 @pytest.mark.parametrize("engine", ["x", "y", pytest.param("z", marks=pytest.mark.soak)])
-def test_takes_long(ten_seconds, engine): pass
+def test_takes_long(engine): pass
+tiers.DURATIONS["test_it.py::test_takes_long"] = LONG
+
+def test_takes_seconds(): pass
+tiers.DURATIONS["test_it.py::test_takes_seconds"] = durations.Duration(0.5, 0.5)
+
+@pytest.mark.full
+def test_belongs_to_the_full_tier(): pass
+tiers.DURATIONS["test_it.py::test_belongs_to_the_full_tier"] = LONG
+
+@pytest.mark.fast
+@pytest.mark.parametrize("model", ["a", "b", "c"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_belongs_to_the_fast_tier(model, stages): pass
+tiers.DURATIONS["test_it.py::test_belongs_to_the_fast_tier"] = LONG
 
 @pytest.mark.parametrize("model", tiers.short_soak(["a", "b", "large"], ["large"]))
 @pytest.mark.parametrize("stages", [1, 2])
@@ -94,9 +110,30 @@ def test_no_value_is_left_out(sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     ("tier", "there"),
     [
-        ("not full", {"test_product": 3, "test_examples": 3, "test_stays": 2}),
-        ("full and not soak", {"test_product": 3, "test_starts": 3, "test_some": 2}),
-        ("soak", {"test_starts": 3, "test_repeats": 1, "test_takes_long": 3, "test_some": 4}),
+        (
+            "not full",
+            {"test_product": 3, "test_examples": 3, "test_stays": 2, "test_belongs_to_the_fast_tier": 3},
+        ),
+        (
+            "full and not soak",
+            {
+                "test_product": 3,
+                "test_starts": 3,
+                "test_takes_seconds": 1,
+                "test_belongs_to_the_full_tier": 1,
+                "test_belongs_to_the_fast_tier": 3,
+                "test_some": 2,
+            },
+        ),
+        (
+            "soak",
+            {
+                "test_starts": 3,
+                "test_repeats": 1,
+                "test_takes_long": 3,
+                "test_some": 4,
+            },
+        ),
         ("short_soak", {"test_takes_long": 2, "test_some": 2}),
     ],
 )

@@ -4,6 +4,7 @@ Left to the full tier, by the marker `full`, are
 
 * tests that use a fixture of `SLOW`: it starts commands, ranks, a cluster, a browser or kernels of
   notebooks, or computes for seconds;
+* tests that were measured to take 0.4 s a case or more, or ten with all their cases (tests/durations.py);
 * of a test with several `parametrize` the cases that repeat what another one has:
 
       model    a      b      c
@@ -13,9 +14,10 @@ Left to the full tier, by the marker `full`, are
 A test marked `fast` stays in the fast tier whatever it uses, with a covering set of its cases.
 
 Of a slow test, one with a fixture of `SLOW`, the full tier has that covering set, too: `make soak` runs the others, and
-those with a fixture of `LENGTHY`. Single cases of a test are left to it by `split`. Continuous integration has a short
-soak, by the marker `short_soak`: tests of `TEN_SECONDS` without what `split` leaves, single cases that `short_soak`
-names, and tests on the emulated cluster.
+those that repeat at length what another one has. Single cases of a test are left to it by `split`. Continuous
+integration has a short soak, by the marker `short_soak`: tests that were measured to take more than a second a case, or
+ten with all of them, unless they are marked `full` where they are written; single cases that `short_soak` names; and
+tests on the emulated cluster.
 
 Several processes run tests at a time. Those of a module that share its fixtures run in one of them, by the
 marker `xdist_group`: these are made once. So do all that use the emulated cluster.
@@ -33,14 +35,18 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests import durations
+
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
 
 SLOW = frozenset({"commands", "ranks", "slurm", "browser", "kernels", "computation"})
 """Fixtures whose tests are too slow for the fast tier: see their docstrings."""
-TEN_SECONDS = "ten_seconds"
-LENGTHY = frozenset({TEN_SECONDS, "at_length"})
-"""Fixtures of those that are too slow for the full tier."""
+AT_LENGTH = "at_length"
+"""The fixture of those that are left to soak."""
+DURATIONS = durations.known()
+LONG_S = durations.Duration(1.0, durations.TEST_S)
+"""What is too slow for the full tier, which takes twelve minutes on two cores."""
 FAST = "fast"
 """The profile of Hypothesis for the fast tier."""
 Value = tuple[str, ...]
@@ -82,16 +88,25 @@ def mark(items: Iterable[pytest.Item]) -> None:
         there = [item for item in listed if not item.get_closest_marker("soak")]
         covering = {there[number] for number in cover([_values(item) for item in there])}
         for item in listed:
-            fixtures, repeats = set(getattr(item, "fixturenames", ())), item not in covering
-            slow, lengthy, split_off = SLOW & fixtures, LENGTHY & fixtures, item.get_closest_marker("soak")
-            if repeats or lengthy or (slow and not item.get_closest_marker("fast")):
-                item.add_marker(pytest.mark.full)
-            if lengthy or (slow and repeats):
-                item.add_marker(pytest.mark.soak)
-            if (TEN_SECONDS in fixtures and not split_off) or (item.get_closest_marker("soak") and "slurm" in fixtures):
-                item.add_marker(pytest.mark.short_soak)
+            _mark(item, repeats=item not in covering)
             if group := _group(item):
                 item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _mark(item: pytest.Item, repeats: bool) -> None:
+    """Marks a case as one of the full tier, of soak or of the short soak."""
+    fixtures, took = set(getattr(item, "fixturenames", ())), DURATIONS.get(durations.name(item.nodeid))
+    slow, fast = bool(SLOW & fixtures), item.get_closest_marker("fast")
+    lengthy = AT_LENGTH in fixtures or (slow and repeats)
+    too_long = took is not None and (took.case_s > LONG_S.case_s or took.test_s > LONG_S.test_s)
+    long = too_long and not (fast or AT_LENGTH in fixtures or item.get_closest_marker("full"))
+    split_off = item.get_closest_marker("soak")
+    if repeats or lengthy or ((slow or took) and not fast):
+        item.add_marker(pytest.mark.full)
+    if lengthy or long:
+        item.add_marker(pytest.mark.soak)
+    if (long and not split_off) or (item.get_closest_marker("soak") and "slurm" in fixtures):
+        item.add_marker(pytest.mark.short_soak)
 
 
 def cover(cases: Sequence[frozenset[Value]]) -> list[int]:

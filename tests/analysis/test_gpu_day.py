@@ -48,7 +48,7 @@ def test_without_a_gpu_it_says_what_can_be_done(
     assert "--dry-run" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("commands", "fork_server", "ten_seconds")
+@pytest.mark.usefixtures("commands", "fork_server")
 @pytest.mark.timeout(600)
 def test_the_kit_runs_on_cpu_devices(tmp_path: Path) -> None:
     assert gpu_day.main(["--dry-run", "--out", str(tmp_path)]) == 0

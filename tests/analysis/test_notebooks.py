@@ -54,7 +54,6 @@ def kernels() -> Iterator[dict[str, Future[Any]]]:
         }
 
 
-@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.parametrize("name", [name for name in notebooks.NAMES if name not in LONG])
 def test_it_executes_on_the_committed_records(kernels: dict[str, Future[Any]], name: str) -> None:
     check(name, kernels[name].result().cells)

@@ -29,8 +29,10 @@ EXCEPTED = {
     "python run.py -m +sweeps=torchgpipe_table4 scale=local": "takes minutes; its tests are in tests/analysis",
 }
 SHORT = {"steps": "1", "warmup": "2", "tracker": "none"}
-SMALL = {"model=unet": {"model.size": "64", "model.channels": "4"}, "model=gpt_12b": {"batch.size": "1024"}}
-"""Further overrides of what takes long."""
+SMALL = {"model=unet": {"model.size": "64", "model.channels": "4"}}
+"""Further overrides of what trains a model."""
+SEARCHED = {"model=gpt_12b": {"batch.size": "1024", "mesh.pipeline": "24"}}
+"""Overrides of what searches for a plan of a model."""
 INFEASIBLE = 2
 NUMBER = re.compile(
     r"[~<]?-?\b\d[\d.,]*(?:e[-+]?\d+)?(?: (?:[num]?s|B|[KMG]iB|%|[kMGTP]?FLOP/s|samples/s)(?![\w/]))?(?: \*)?"
@@ -61,12 +63,15 @@ def done() -> dict[str, str]:
 
 
 def shortened(command: str) -> list[str]:
-    """The words of a command, with few steps of a small model where it trains."""
+    """The words of a command, with few steps of a small model where it trains, and one depth where it searches long."""
     python, *words = shlex.split(command)
     assert python == "python", command
-    if words[0] != "run.py" or any(word.startswith(("mode=", "--")) or word == "scale=paper" for word in words):
+    if "mode=tune" in words:
+        added = next((keys for word, keys in SEARCHED.items() if word in words), {})
+    elif words[0] != "run.py" or any(word.startswith(("mode=", "--")) or word == "scale=paper" for word in words):
         return [sys.executable, *words]
-    added = SHORT | next((keys for word, keys in SMALL.items() if word in words), {})
+    else:
+        added = SHORT | next((keys for word, keys in SMALL.items() if word in words), {})
     kept = [word for word in words if word.partition("=")[0] not in added]
     return [sys.executable, *kept, *(f"{key}={value}" for key, value in added.items())]
 
@@ -89,6 +94,7 @@ def masked(line: str) -> str:
 
 
 @pytest.mark.parametrize("page", tiers.split(PAGES, TUTORIALS), ids=lambda page: page.stem)
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_what_it_shows_happens(
     page: Path, tree: Path, environment: Mapping[str, str], done: dict[str, str], commands: None

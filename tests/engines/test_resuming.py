@@ -167,7 +167,6 @@ def losses(case: Case, run_dir: Path, stops: bool = False) -> list[float]:
     return [json.loads(line)["loss"] for line in (run_dir / METRICS).read_text().splitlines()]
 
 
-@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.parametrize("name", tiers.split(CASES, CASES.keys() - FURTHER))
 def test_losses_are_those_of_a_run_that_was_not_stopped(name: str, tmp_path: Path) -> None:
     check(replace(CASES[name](), optimizer=ADAM), tmp_path)

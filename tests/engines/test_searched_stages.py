@@ -32,7 +32,6 @@ def train(folder: Path, steps: int, *typed: str) -> tuple[RunRecord, list[float]
     return RunRecord.load(folder / RECORD), losses
 
 
-@pytest.mark.usefixtures("ten_seconds")
 def test_searched_stages_train_like_single_and_go_on(tmp_path: Path, commands: None) -> None:
     """One layer of eleven in the first stage is what the planner is asked for; a second start has the same stages."""
     _, expected = train(tmp_path / "single", 4, "engine=single")

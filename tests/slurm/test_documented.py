@@ -16,7 +16,6 @@ from tests.slurm.emulated import Cluster, wait_for
 RUN_S = 300.0
 
 
-@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.timeout(600)
 def test_the_tutorials_sweep(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -120,7 +120,6 @@ def forked(of: Path, folder: Path) -> list[float]:
     return losses(folder)
 
 
-@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.parametrize(
     "engine", [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.soak) for name in ENGINES]
 )

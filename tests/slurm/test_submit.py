@@ -116,7 +116,6 @@ def test_the_users_own_choices(
     assert "1 point: 1 submitted" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.timeout(900)
 def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four long runs: one's parent is killed, one's node is lost, both as soon as they have ranks; one is cancelled
@@ -164,7 +163,6 @@ def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.Captur
     assert not cluster.processes()
 
 
-@pytest.mark.usefixtures("ten_seconds")
 def test_a_point_goes_on_after_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
     """Two ranks on two nodes. Slurm signals the batch step, as it does before the limit; the point asks for more.
 

@@ -74,7 +74,7 @@ def of(scheme: str, figure: str, factor: float) -> Change:
         ("MP-9", lambda row, p: p | {"activations": [2 * row.devices]}),
     ],
 )
-@pytest.mark.usefixtures("computation", "ten_seconds")
+@pytest.mark.usefixtures("computation")
 def test_each_claim_can_fail(claim: str, change: Change) -> None:
     assert said(Results(records(change)))[claim] == "does not hold"
 

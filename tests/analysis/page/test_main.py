@@ -15,7 +15,7 @@ from analysis.page.__main__ import main
 from tests.analysis.page import browser
 from tests.analysis.page.test_page import chromium
 
-pytestmark = pytest.mark.usefixtures("browser", "ten_seconds")
+pytestmark = pytest.mark.usefixtures("browser")
 
 
 @dataclass(frozen=True)

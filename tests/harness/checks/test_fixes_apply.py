@@ -336,7 +336,7 @@ def failures(examine: Examine, overrides: Sequence[str], later: bool = False) ->
     return found
 
 
-@pytest.mark.usefixtures("computation", "ten_seconds")
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize(
     "text", [pytest.param(text, id=f"{group}: {text}") for group in CASES for text in CASES[group]]
 )

@@ -389,7 +389,7 @@ def test_another_end_is_a_failure(tmp_path: Path) -> None:
     assert "ValueError: invalid literal" in caught.value.outcome.reason
 
 
-@pytest.mark.usefixtures("commands", "ten_seconds")
+@pytest.mark.usefixtures("commands")
 def test_this_machine_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGATTA_CACHE", str(tmp_path / "cache"))
     run = folder(tmp_path, "cluster.device=cpu")

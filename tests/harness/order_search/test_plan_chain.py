@@ -96,7 +96,6 @@ def test_no_published_order_that_fits_is_faster(part: float) -> None:
     never_slower(part)
 
 
-@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.parametrize("part", [0.5, 0.6, 0.65, 0.75, 0.8, 0.85, 0.9, 0.95])
 def test_at_other_limits(part: float) -> None:
     never_slower(part)

@@ -94,7 +94,6 @@ def test_random_chains(seed: int) -> None:
     never_worse(seed)
 
 
-@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.parametrize("seed", sorted(set(range(COUNT)) - set(FEW)))
 def test_more_random_chains(seed: int) -> None:
     never_worse(seed, seconds=4.0)

@@ -102,7 +102,6 @@ def test_no_other_stages_are_faster(seed: int) -> None:
     assert found.step_s == pytest.approx(best_of_all(plan, judge))
 
 
-@pytest.mark.usefixtures("ten_seconds")
 def test_few_other_stages_are_faster(computation: None) -> None:
     """Models of two and three stages, some with less memory than the fastest order of their stages takes."""
     gaps = []

@@ -61,7 +61,7 @@ def test_a_search_takes_the_best_of_all_places(found: list[Alternative]) -> None
     assert made(0, "engine.schedule=search", "engine.placement=v") == []
 
 
-@pytest.mark.usefixtures("computation", "ten_seconds")
+@pytest.mark.usefixtures("computation")
 def test_what_does_not_fit_comes_last(found: list[Alternative]) -> None:
     needed = sorted(one.peak_bytes for one in found)
     less = made(needed[len(needed) // 2])

@@ -107,7 +107,6 @@ def test_a_folder_has_one_race(held: tuple[Path, str]) -> None:
     assert done.returncode == 2 and "holds something already" in done.stderr and "out=it-2" in done.stderr
 
 
-@pytest.mark.usefixtures("ten_seconds")
 def test_ctrl_c_ends_all_and_says_what_is_known(tmp_path: Path) -> None:
     keys = ["model=mlp", "engine=single,gpipe", "steps=1000", "out=it"]
     with subprocess.Popen([*RUN, *keys], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:

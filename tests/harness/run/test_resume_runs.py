@@ -132,7 +132,7 @@ def test_killed_at_any_moment_and_the_newest_checkpoint_damaged(straight, tmp_pa
     assert steps(tmp_path) == [120, 119]
 
 
-@pytest.mark.usefixtures("commands", "ten_seconds")
+@pytest.mark.usefixtures("commands")
 def test_a_finished_run_trains_on_with_more_steps(straight, tmp_path, capsys):
     first = run(tmp_path, "steps=50")
     assert steps(tmp_path) == [52]

@@ -341,7 +341,7 @@ def test_what_cannot_be_simulated(tmp_path: Path, file: str, typed: list[str], r
     assert reported in record.reason
 
 
-@pytest.mark.usefixtures("commands", "ten_seconds")
+@pytest.mark.usefixtures("commands")
 def test_this_machine_is_measured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

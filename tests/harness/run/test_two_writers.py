@@ -18,7 +18,7 @@ def cache(tmp_path_factory):
         yield
 
 
-@pytest.mark.usefixtures("commands", "fork_server", "ten_seconds")
+@pytest.mark.usefixtures("commands", "fork_server")
 def test_second_commands_while_a_run_trains(tmp_path: Path) -> None:
     seconds = ("overwrite", -1), ("same keys", 0), ("plan", 1), ("sweep", 30), ("other keys", 60)
     assert check(Pair("single", seconds), tmp_path / "run")

@@ -69,7 +69,7 @@ def file(root: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(registry, "ROOT", root)
 
 
-@pytest.mark.usefixtures("computation", "ten_seconds")
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize("path", sorted((registry.ROOT / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_sweep_composes_and_says_how_to_use_it(path: Path) -> None:
     text = path.read_text()

@@ -60,7 +60,7 @@ def test_characters_that_no_line_can_hold(name: str, tmp_path: Path) -> None:
         compose(reference.typed([f"model={nets.write(tmp_path / name)}"]))
 
 
-@pytest.mark.usefixtures("computation", "ten_seconds")
+@pytest.mark.usefixtures("computation")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(150))
 @given(name=NAMES)
 @example(name="a b, [c]=d'e\"f")

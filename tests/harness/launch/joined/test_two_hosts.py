@@ -79,7 +79,6 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.parametrize(
     "engine", [pytest.param(name, marks=[] if name == "ddp" else pytest.mark.soak) for name in ENGINES]
 )
@@ -102,7 +101,6 @@ def test_torchrun_on_two_hosts(
     assert hosts.processes() == []
 
 
-@pytest.mark.usefixtures("ten_seconds")
 def test_a_rank_that_is_killed_ends_all_and_is_named(
     hosts: TwoHosts, cache: str, commands: None, tmp_path: Path
 ) -> None:
@@ -134,7 +132,6 @@ def test_what_rank_0_refuses_ends_the_others(hosts: TwoHosts, cache: str, comman
     assert "mode race" in (tmp_path / "left").read_text() and (tmp_path / "right").read_text() == ""
 
 
-@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.parametrize(
     "engine", [pytest.param(name, marks=[] if name == "ddp" else pytest.mark.soak) for name in ENGINES]
 )
@@ -154,7 +151,6 @@ def test_over_launch_ssh(
     assert hosts.processes() == []
 
 
-@pytest.mark.usefixtures("ten_seconds")
 def test_a_rank_over_ssh_that_is_killed_ends_all_and_is_named(
     hosts: TwoHosts, cache: str, commands: None, tmp_path: Path
 ) -> None:
