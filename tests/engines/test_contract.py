@@ -53,6 +53,7 @@ def test_gpipe_trains_a_model_of_several_outputs(mode: str) -> None:
     )
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(("stages", "mode"), [(2, "never"), (3, "except_last"), (4, "always")])
 @pytest.mark.parametrize("model", ZOO)
 def test_gpipe_trains_the_zoo_like_single(model: str, stages: int, mode: str) -> None:

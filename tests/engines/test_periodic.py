@@ -55,6 +55,7 @@ def test_layers_of_one_stage_share_parameters(name: str) -> None:
     contract.check_training(case(name, 1))
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("name", short_soak(ZOO, zoo.HEAVY))
 def test_it_trains_the_zoo_like_single(name: str) -> None:
     contract.check_training(gentle(case(name, 3, devices=PLACES[3])))

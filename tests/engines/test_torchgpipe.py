@@ -86,6 +86,7 @@ def test_it_trains_a_model_of_several_outputs() -> None:
     contract.check_training(replace(case("pairs"), model=networks.outputs(), plan=plan))
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(("stages", "mode"), [(2, "always"), (3, "except_last")])
 @pytest.mark.parametrize("model", short_soak([model for model in zoo.SIZES if takes(model, 2)], zoo.HEAVY))
 def test_it_trains_the_zoo_like_single(model: str, stages: int, mode: str) -> None:
