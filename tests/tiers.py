@@ -17,7 +17,7 @@ Of a slow test, one with a fixture of `SLOW`, the full tier has that covering se
 those that repeat at length what another one has. Single cases of a test are left to it by `split`. Continuous
 integration has a short soak, by the marker `short_soak`: tests that were measured to take more than 0.6 s a case, or
 ten with all of them, unless they are marked `full` where they are written; single cases that `short_soak` names; and
-tests on the emulated cluster.
+tests on the emulated cluster. Cases that must notice a fault of tests/mutant_list.py are in the full tier.
 
 Several processes run tests at a time. Those of a module that share its fixtures run in one of them, by the
 marker `xdist_group`: these are made once. So do all that use the emulated cluster.
@@ -36,6 +36,7 @@ import hypothesis
 import pytest
 
 from tests import durations
+from tests.mutant_list import MUTANTS
 
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
@@ -96,10 +97,10 @@ def mark(items: Iterable[pytest.Item]) -> None:
 def _mark(item: pytest.Item, repeats: bool) -> None:
     """Marks a case as one of the full tier, of soak or of the short soak."""
     fixtures, took = set(getattr(item, "fixturenames", ())), DURATIONS.get(durations.name(item.nodeid))
-    slow, fast = bool(SLOW & fixtures), item.get_closest_marker("fast")
-    lengthy = AT_LENGTH in fixtures or (slow and repeats)
+    slow, fast, needed = bool(SLOW & fixtures), item.get_closest_marker("fast"), notices_a_fault(item.nodeid)
+    lengthy = (AT_LENGTH in fixtures or (slow and repeats)) and not needed
     too_long = took is not None and (took.case_s > LONG_S.case_s or took.test_s > LONG_S.test_s)
-    long = too_long and not (fast or AT_LENGTH in fixtures or item.get_closest_marker("full"))
+    long = too_long and not (needed or fast or AT_LENGTH in fixtures or item.get_closest_marker("full"))
     split_off = item.get_closest_marker("soak")
     if repeats or lengthy or ((slow or took) and not fast):
         item.add_marker(pytest.mark.full)
@@ -107,6 +108,21 @@ def _mark(item: pytest.Item, repeats: bool) -> None:
         item.add_marker(pytest.mark.soak)
     if (long and not split_off) or (item.get_closest_marker("soak") and "slurm" in fixtures):
         item.add_marker(pytest.mark.short_soak)
+
+
+def notices_a_fault(node_id: str) -> bool:
+    """Whether a case is one of those that a mutant names by words or by its test."""
+    return any(
+        mutant.names(node_id)
+        for mutant in _MUTANTS.get(node_id.partition("::")[0], ())
+        if mutant.only or "::" in mutant.test
+    )
+
+
+_MUTANTS = {
+    file: [mutant for mutant in MUTANTS if mutant.test.partition("::")[0] == file]
+    for file in {mutant.test.partition("::")[0] for mutant in MUTANTS}
+}
 
 
 def cover(cases: Sequence[frozenset[Value]]) -> list[int]:
