@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 run: $(STAMP)
-	$(BIN)/python run.py $(ARGS)
+	$(BIN)/python run.py $(or $(ARGS),engine=gpipe model=unet)
 
 # Several tests run at a time, each with one thread; those on the emulated Slurm one after the other. tests/tiers.py has
 # the tiers. Three for two cores in the full tier: many of its tests wait for a process.

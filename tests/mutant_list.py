@@ -26,7 +26,9 @@ class Mutant:
 
     def names(self, node_id: str) -> bool:
         """Whether a case is of its test, and has the words of `only`, as pytest's -k finds them."""
-        found = (all(word in node_id.lower() for word in part.split(" and ")) for part in self.only.lower().split(" or "))
+        found = (
+            all(word in node_id.lower() for word in part.split(" and ")) for part in self.only.lower().split(" or ")
+        )
         return node_id.startswith(self.test) and any(found)
 
 

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import difflib
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -232,8 +233,11 @@ def closest_key(key: str, known: Sequence[str]) -> str:
 
     The last part counts most (model.chanels, micro_batches), and may be cut short (mesh.pipe); of several keys that end
     similar the most similar one. Of a key in a group only keys of that group are meant (cluster.memory), or the only
-    key elsewhere that is spelled like its last part (launch.steps, engine.micro_batches).
+    key elsewhere that is spelled like its last part (launch.steps, engine.micro_batches). Before all, one that has the
+    same letters (batchsize, batch_size).
     """
+    if same := [name for name in known if _letters(name) == _letters(key)]:
+        return same[0]
     parent, _, last = key.rpartition(".")
     groups = {name.partition(".")[0] for name in known if "." in name}
     top = parent.partition(".")[0]
@@ -244,6 +248,10 @@ def closest_key(key: str, known: Sequence[str]) -> str:
     of_group = [name for name in known if name.startswith(f"{top}.")]
     elsewhere = [name for name in known if name.rpartition(".")[2] == last]
     return _closest(key, of_parent) or _closest(key, of_group) or (elsewhere[0] if len(elsewhere) == 1 else "")
+
+
+def _letters(key: str) -> str:
+    return re.sub(r"[._-]", "", key.lower())
 
 
 def _closest(key: str, known: Sequence[str]) -> str:

@@ -32,12 +32,14 @@ def notes(record: RunRecord) -> list[str]:
     if record.source != "measured" or record.status != "ok":
         return []
     busy = comparison.busy_machine([record])
-    found = [busy] if busy else list(_shared_lock(record))
+    found = [busy] if busy else list(shared_lock(record))
     return [f"note: {text}" for text in (*found, *_rising_loss(record), *_no_memory(record))]
 
 
-def _shared_lock(record: RunRecord) -> Iterator[str]:
-    """Devices of CPUs that are threads of one Python take turns in starting operations. Predictions have what layers
+def shared_lock(record: RunRecord) -> Iterator[str]:
+    """The note on a run whose devices wait for each other's Python.
+
+    Devices of CPUs that are threads of one Python take turns in starting operations. Predictions have what layers
     lose by that, and not what the engine's own Python does."""
     parts, planned = record.metrics.get("parts_s") or {}, record.predicted.get("parts_s") or {}
     measured_s, predicted_s = parts.get("computing"), planned.get("computing")

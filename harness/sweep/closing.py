@@ -9,10 +9,12 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.checks.micro_batches import COUNT, SIZE
+from harness.core.record import RunRecord
 from harness.core.units import AT_MOST, UPPER_BOUND
 from harness.planning.tune.result import Reason
 from harness.report import comparison
 from harness.report.columns import MESH_LEGEND, drawn
+from harness.report.run_notes import shared_lock
 from harness.sweep import repeats, tuned_table
 from harness.sweep.row import PREDICTED, Row
 from harness.sweep.table import BEST, MESH, best, console_of_sweep, several_devices, table
@@ -87,6 +89,17 @@ def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterato
         yield f"no room on {width} columns for: {', '.join(left_out)}"
     yield from _sized(rows)
     yield from (f"note: {text}" for text in comparison.notes(records))
+    yield from _sharing_a_lock([record for record in records if record])
+
+
+def _sharing_a_lock(records: Sequence[RunRecord]) -> Iterator[str]:
+    """For each engine whose devices wait for each other's Python, the note of its first such run."""
+    found: dict[str, str] = {}
+    for record in records:
+        if record.source == "measured" and record.status == "ok" and not comparison.slowed(record):
+            for text in shared_lock(record):
+                found.setdefault(record.config["engine"]["name"], text)
+    yield from (f"note: {engine}: {text}" for engine, text in found.items())
 
 
 def _sized(rows: Sequence[Row]) -> Iterator[str]:

@@ -27,7 +27,9 @@ from harness.launch.signals import blocked, preemptible
 from harness.launch.supervisor import WorkerFailed
 from harness.planning.tune import extrapolate
 from harness.planning.tune.candidate_search import Block, Tuner
+from harness.planning.tune.candidate_table import UNTRAINED, UNTRAINED_LEGEND
 from harness.planning.tune.candidates import Candidate
+from harness.planning.tune.outcome import is_simulated_only
 from harness.planning.tune.result import Line
 from harness.report.columns import MESH_LEGEND, Column, drawn
 from harness.report.progress import Progress
@@ -45,17 +47,18 @@ OWN = ("mode", "engine", "precision", "out")
 @dataclass(frozen=True)
 class Cell:
     """The memory of the fullest device, in bytes, on the mesh that needs the least; `exact` is False for a bound, of a
-    scheme whose planner plans nothing that does not fit."""
+    scheme whose planner plans nothing that does not fit. No engine trains what is `simulated_only`."""
 
     bytes: int
     limit_bytes: int
     mesh: str
+    simulated_only: bool
     exact: bool = True
 
     def __str__(self) -> str:
         """23.5 GiB   37 %  1x8x1"""
-        least = "" if self.exact else "> "
-        return f"{least}{size(self.bytes)} {percent(1 - self.bytes / self.limit_bytes):>6}  {self.mesh}"
+        least, mark = "" if self.exact else "> ", f" {UNTRAINED}" if self.simulated_only else ""
+        return f"{least}{size(self.bytes)} {percent(1 - self.bytes / self.limit_bytes):>6}  {self.mesh}{mark}"
 
 
 Cells = dict[tuple[str, str], Cell]
@@ -177,15 +180,16 @@ def _cell(tuner: Tuner, line: Line) -> Cell | Problem:
     one, there = line.candidate, line.memory_limit_bytes or 0
     if found := tuner.against(one):
         return found[0]
+    mesh, untrained = _mesh(one), is_simulated_only(tuner.scheme_of(one), one)
     try:
         layout = tuner.layout(one)
         draft = extrapolate.simulated(tuner.config_of(one), tuner.scheme_of(one).engine, layout)
     except NoPlan as error:
-        least = Cell(line.closed_form_memory_bytes or 0, there, _mesh(one), exact=False)
+        least = Cell(line.closed_form_memory_bytes or 0, there, mesh, untrained, exact=False)
         return least if line.full else error.unsolved
     except CannotRun as error:
         return error.problems[0]
-    return Cell(max(draft.plan.predicted["peak_memory_bytes"]), there, _mesh(one))
+    return Cell(max(draft.plan.predicted["peak_memory_bytes"]), there, mesh, untrained)
 
 
 def _mesh(one: Candidate) -> str:
@@ -211,3 +215,5 @@ def _drawn(found: dict[str, Cells], console: Console) -> Iterator[str]:
         f"simulated memory of the fullest device, of {size(limit)}; headroom: what is left, below 0 it does not fit; "
         f"{MESH_LEGEND}, the one that needs the least"
     )
+    if any(one.simulated_only for cells in found.values() for one in cells.values()):
+        yield UNTRAINED_LEGEND

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import traceback
@@ -147,7 +148,8 @@ def _clash(error: BaseException) -> str:
 
 def _missing(place: Reference, module: ModuleType) -> Problem:
     names = [name for name, value in vars(module).items() if _is_offered(name, value, module)]
-    near = difflib.get_close_matches(place.name, names, n=1) or names[:1]
+    complete = [name for name in names if _needs_nothing(vars(module)[name])]
+    near = difflib.get_close_matches(place.name, names, n=1) or complete[:1] or names[:1]
     fixes: tuple[Fix, ...] = tuple({"model": f"{place.shown.removesuffix(place.name)}{name}"} for name in near)
     there = f"it has {', '.join(names[:8])}" if names else "nor any other function or class"
     return Problem("model", place.shown, f"has no {place.name}, {there}", fixes)
@@ -156,6 +158,15 @@ def _missing(place: Reference, module: ModuleType) -> Problem:
 def _is_offered(name: str, value: object, module: ModuleType) -> bool:
     """A public function or class that is made in a module."""
     return not name.startswith("_") and callable(value) and getattr(value, "__module__", "") == module.__name__
+
+
+def _needs_nothing(value: Callable[..., object]) -> bool:
+    """Whether it can be called without arguments."""
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):  # it does not say
+        return False
+    return all(one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
 
 
 def _is_built(value: object) -> bool:

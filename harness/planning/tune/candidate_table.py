@@ -14,6 +14,9 @@ NEARLY_FULL = 0.9
 MARK = "!"
 UNTRAINED = "†"
 """Follows a scheme that is simulated only."""
+UNTRAINED_LEGEND = f"{UNTRAINED} simulated only: this engine does not train with tensor shards"
+NEAR = 1.05
+"""A step time within this factor of the least one may be the least: predictions err by more."""
 TRAINED = "{}, trained on such a cluster (docs/howto/several_nodes.md):"
 
 
@@ -40,7 +43,7 @@ def legend(rows: Sequence[Best]) -> Iterator[str]:
     if any(one.upper_bound for one in rows):
         yield f"{AT_MOST} {UPPER_BOUND}"
     if any(one.simulated_only for one in rows):
-        yield f"{UNTRAINED} simulated only: this engine does not train with tensor shards"
+        yield UNTRAINED_LEGEND
     if any(map(_is_nearly_full, rows)):
         yield (
             f"{MARK} above {percent(NEARLY_FULL)} of a device's memory: leave 10 to 20 % for an allocator "
@@ -55,6 +58,9 @@ def winner(best: Sequence[Best]) -> Iterator[str]:
     trains on a cluster as the described one.
     """
     trained = next((one for one in best if not one.simulated_only), None)
+    near = sum(one.step_time_s <= NEAR * best[0].step_time_s for one in best)
+    if near > 1:
+        yield f"the first {near} are within {percent(NEAR - 1)}, predictions err by more: docs/explanation/accuracy.md"
     if trained is not best[0]:
         yield f"the fastest: {best[0].scheme}, simulated only; run it:"
         yield best[0].command

@@ -14,6 +14,8 @@ from harness.simulator import layer_times
 
 if TYPE_CHECKING:
     from harness.planning.tune.candidate_search import Tuner
+    from harness.planning.tune.candidates import Candidate
+    from harness.planning.tune.schemes import Scheme
 
 
 def of(tuner: Tuner) -> Tuned:
@@ -68,8 +70,13 @@ def row(tuner: Tuner, line: Line, draft: Draft) -> Best:
         line.memory_limit_bytes or 0,
         tuple(one.overrides(scheme.config, tuner.overrides, scheme.engine.capabilities)),
         layer_times.are_bounds(ground.profile, draft.cluster),
-        any(getattr(one.mesh, name) > 1 for name in scheme.engine.capabilities.simulated_only),
+        is_simulated_only(scheme, one),
     )
+
+
+def is_simulated_only(scheme: Scheme, one: Candidate) -> bool:
+    """Whether the engine of a scheme is simulated on the mesh of a candidate, and does not train on it."""
+    return any(getattr(one.mesh, name) > 1 for name in scheme.engine.capabilities.simulated_only)
 
 
 def counts(tuner: Tuner) -> Counts:

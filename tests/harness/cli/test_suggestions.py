@@ -33,6 +33,7 @@ def suggested(*overrides: str) -> list[str]:
         ("micro_batch_size=3 batch.size=15 engine=ddp", "batch.micro_batch_size=3 batch.size=12"),
         ("engine.chunks=8", "batch.micro_batches=8"),
         ("batch_size=32", "batch.size=32"),
+        ("batchsize=32", "batch.size=32"),
         ("batch_size=30", "batch.size=30 batch.micro_batches=10"),
         ("+batch_size=32", "batch.size=32"),
         ("tensor_model_parallel_size=2", "planner=megatron mesh.tensor=2"),  # which brings engine=sbp

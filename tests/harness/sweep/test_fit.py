@@ -54,6 +54,20 @@ def test_what_does_not_fit_has_no_headroom_and_the_exit_code_says_so(typed: list
     assert code == 2 and re.search(r"ddp .*MiB\s+-\d+ %", text)
 
 
+def test_what_no_engine_trains_is_marked() -> None:
+    cells = {("ddp", "never"): fit.Cell(1, 4, "1x8x1", simulated_only=False)}
+    assert "†" not in "".join(drawn(cells))
+    text = "".join(drawn(cells | {("deepspeed", "never"): fit.Cell(1, 4, "1x1x8", simulated_only=True)}))
+    assert "1x1x8 †" in text and "† simulated only" in text
+
+
+def drawn(cells: fit.Cells) -> list[str]:
+    """The lines of a table of one precision."""
+    console = Console(file=io.StringIO(), width=200, record=True)
+    below = [*fit._drawn({"fp32": cells}, console)]
+    return [console.export_text(), *below]
+
+
 def test_a_precision_that_an_engine_does_not_take_is_named(typed: list[str]) -> None:
     code, text = printed(*typed, "engine=ddp,deepspeed", "precision=fp16")
     assert code == 0 and "not possible: ddp precision=fp16: precision fp16" in text

@@ -135,6 +135,7 @@ def test_another_content_is_read_again(tmp_path: Path) -> None:
         ("def build(größe: int): ...", "required parameter größe, which is no name of a key"),
         ("def build(a, /): ...", "required parameter a without annotation"),
         ("def bild(a): ...", "has no build, it has bild -> model="),
+        ("class Block:\n    def __init__(self, a): ...\ndef network(a=1): ...", "net.py:network"),
         ("build = 3", "is an int"),
         ("import torch\nbuild = torch.nn.Linear(2, 2)", "is a module that is built already"),
         ("import no_such_module", "raises ModuleNotFoundError when it is imported:"),
