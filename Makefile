@@ -41,7 +41,7 @@ else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-# All tests: twelve minutes.
+# Both tiers: twelve minutes. What takes longer than these allow is in make soak.
 test-full: $(STAMP)
 	$(PYTEST) -n 3 $(ARGS)
 
@@ -83,7 +83,7 @@ matrix: $(STAMP)
 	$(BIN)/python -m tests.matrix
 	$(BIN)/python -m tests.any_model
 
-# Faults, and sweeps that are killed, preempted and cancelled, here and on an emulated Slurm: an hour and a half.
+# Tests that take long, faults, and sweeps that are killed, preempted and cancelled, here and on an emulated Slurm: an hour and a half.
 # ARGS="4 20": minutes, as continuous integration does.
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak $(ARGS)

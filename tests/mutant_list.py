@@ -25,7 +25,7 @@ class Mutant:
     only: str = ""
 
     def names(self, node_id: str) -> bool:
-        """Whether a case is of its test, and has the words of `only`, as pytest's -k finds them."""
+        """Whether a case is of its test, and has the words of `only`, much as pytest's -k finds them."""
         found = (
             all(word in node_id.lower() for word in part.split(" and ")) for part in self.only.lower().split(" or ")
         )

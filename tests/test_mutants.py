@@ -15,6 +15,7 @@ def test_it_applies_and_its_test_exists(mutant: Mutant) -> None:
     assert (ROOT / mutant.test.partition("::")[0]).exists()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("commands")
 def test_each_has_a_test_in_the_full_tier() -> None:
     files = sorted({mutant.test.partition("::")[0] for mutant in MUTANTS})

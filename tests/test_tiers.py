@@ -45,6 +45,14 @@ tiers.DURATIONS["test_it.py::test_takes_long"] = LONG
 def test_takes_seconds(): pass
 tiers.DURATIONS["test_it.py::test_takes_seconds"] = durations.Duration(0.5, 0.5)
 
+@pytest.mark.parametrize("model", tiers.later(["a", "b"], ["b"]))
+def test_takes_long_and_has_a_later_case(model): pass
+tiers.DURATIONS["test_it.py::test_takes_long_and_has_a_later_case"] = LONG
+
+@pytest.mark.parametrize("number", range(3))
+def test_takes_long_with_all_cases(number): pass
+tiers.DURATIONS["test_it.py::test_takes_long_with_all_cases"] = durations.Duration(0.1, 21.0)
+
 @pytest.mark.full
 def test_belongs_to_the_full_tier(): pass
 tiers.DURATIONS["test_it.py::test_belongs_to_the_full_tier"] = LONG
@@ -131,10 +139,20 @@ def test_no_value_is_left_out(sizes: list[int]) -> None:
                 "test_starts": 3,
                 "test_repeats": 1,
                 "test_takes_long": 3,
+                "test_takes_long_and_has_a_later_case": 2,
+                "test_takes_long_with_all_cases": 3,
                 "test_some": 4,
             },
         ),
-        ("short_soak", {"test_takes_long": 2, "test_some": 2}),
+        (
+            "short_soak",
+            {
+                "test_takes_long": 2,
+                "test_takes_long_and_has_a_later_case": 2,
+                "test_takes_long_with_all_cases": 3,
+                "test_some": 2,
+            },
+        ),
     ],
 )
 def test_a_collection_is_parted(tmp_path: Path, tier: str, there: dict[str, int]) -> None:

@@ -4,7 +4,7 @@ Left to the full tier, by the marker `full`, are
 
 * tests that use a fixture of `SLOW`: it starts commands, ranks, a cluster, a browser or kernels of
   notebooks, or computes for seconds;
-* tests that were measured to take 0.3 s a case or more, or ten with all their cases (tests/durations.py);
+* tests that were measured to take 0.3 s a case or more, or twenty with all their cases (tests/durations.py);
 * of a test with several `parametrize` the cases that repeat what another one has:
 
       model    a      b      c
@@ -16,7 +16,7 @@ A test marked `fast` stays in the fast tier whatever it uses, with a covering se
 Of a slow test, one with a fixture of `SLOW`, the full tier has that covering set, too: `make soak` runs the others, and
 those that repeat at length what another one has. Single cases of a test are left to it by `split`. Continuous
 integration has a short soak, by the marker `short_soak`: tests that were measured to take more than 0.6 s a case, or
-ten with all of them, unless they are marked `full` where they are written; single cases that `short_soak` names; and
+twenty with all of them, unless they are marked `full` where they are written; single cases that `short_soak` names; and
 tests on the emulated cluster. Cases that must notice a fault of tests/mutant_list.py are in the full tier.
 
 Several processes run tests at a time. Those of a module that share its fixtures run in one of them, by the
@@ -100,7 +100,8 @@ def _mark(item: pytest.Item, repeats: bool) -> None:
     slow, fast, needed = bool(SLOW & fixtures), item.get_closest_marker("fast"), notices_a_fault(item.nodeid)
     lengthy = (AT_LENGTH in fixtures or (slow and repeats)) and not needed
     too_long = took is not None and (took.case_s > LONG_S.case_s or took.test_s > LONG_S.test_s)
-    long = too_long and not (needed or fast or AT_LENGTH in fixtures or item.get_closest_marker("full"))
+    by_hand = any(mark.name == "full" for mark in getattr(getattr(item, "function", None), "pytestmark", ()))
+    long = too_long and not (needed or fast or AT_LENGTH in fixtures or by_hand)
     split_off = item.get_closest_marker("soak")
     if repeats or lengthy or ((slow or took) and not fast):
         item.add_marker(pytest.mark.full)
@@ -111,12 +112,8 @@ def _mark(item: pytest.Item, repeats: bool) -> None:
 
 
 def notices_a_fault(node_id: str) -> bool:
-    """Whether a case is one of those that a mutant names by words or by its test."""
-    return any(
-        mutant.names(node_id)
-        for mutant in _MUTANTS.get(node_id.partition("::")[0], ())
-        if mutant.only or "::" in mutant.test
-    )
+    """Whether a case is one of those that a mutant names."""
+    return any(mutant.names(node_id) for mutant in _MUTANTS.get(node_id.partition("::")[0], ()))
 
 
 _MUTANTS = {

@@ -60,7 +60,7 @@ def shared_lock(record: RunRecord) -> Iterator[str]:
 
 def _devices_are_threads(record: RunRecord) -> bool:
     kinds, engine = set(record.manifest.get("devices") or ()), record.config.get("engine") or {}
-    used = {stage["device"] for stage in (record.plan or {}).get("stages", ())}
+    used = {stage.get("device") for stage in (record.plan or {}).get("stages", ())}
     if len(used) < 2 or kinds != {"cpu"} or ("engine", engine.get("name")) not in registry.schemas():
         return False
     with suppress(CannotRun):  # of a version with other keys

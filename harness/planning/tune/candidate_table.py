@@ -58,9 +58,8 @@ def winner(best: Sequence[Best]) -> Iterator[str]:
     trains on a cluster as the described one.
     """
     trained = next((one for one in best if not one.simulated_only), None)
-    near = sum(one.step_time_s <= NEAR * best[0].step_time_s for one in best)
-    if near > 1:
-        yield f"the first {near} are within {percent(NEAR - 1)}, predictions err by more: docs/explanation/accuracy.md"
+    if near := [one.scheme for one in best[1:] if one.step_time_s <= NEAR * best[0].step_time_s]:
+        yield f"as fast, as far as predictions can tell (within {percent(NEAR - 1)}): {', '.join(near)}"
     if trained is not best[0]:
         yield f"the fastest: {best[0].scheme}, simulated only; run it:"
         yield best[0].command
