@@ -4,6 +4,7 @@
 
 A line has the seconds of a case of a test, the mean of all its cases, and those of all together: CPU time of the test
 and of the processes that it has started, or a third of its wall time if that is more, since three tests run at a time.
+Cases that share what is made for their module share the time in which it is made.
 Tests of less than `CASE_S` and `TEST_S` are left out: they belong to the fast tier.
 """
 
@@ -38,6 +39,18 @@ class Duration(NamedTuple):
     test_s: float
 
 
+class Measured(NamedTuple):
+    """A case: its test, its seconds, those of them in which what it uses was made, and the module that shares that."""
+
+    test: str
+    seconds: float
+    setup_s: float = 0.0
+    module: str = ""
+
+
+_SETUP = pytest.StashKey[float]()
+
+
 def known() -> dict[str, Duration]:
     """Returns what each test of the file takes, by `name`."""
     lines = (line.split("\t") for line in FILE.read_text(encoding="utf-8").splitlines())
@@ -50,19 +63,38 @@ def name(node_id: str) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Adds a line to the file of this process; `python -m tests.durations` loads this module as a plugin."""
-    begin, begin_s = os.times(), time.perf_counter()
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Measures what is made for a test; `python -m tests.durations` loads this module as a plugin."""
+    begin = _now()
     try:
         return (yield)
     finally:
-        end, wall_s = os.times(), time.perf_counter() - begin_s
-        own = end.user + end.system - begin.user - begin.system
-        children = end.children_user + end.children_system - begin.children_user - begin.children_system
-        # what has ended in a test may have worked for many before it
-        seconds = max(own + min(children, AT_A_TIME * wall_s), wall_s / AT_A_TIME)
+        item.stash[_SETUP] = _between(begin, _now())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Adds a line to the file of this process."""
+    begin = _now()
+    try:
+        return (yield)
+    finally:
+        module = "@" in item.nodeid.rpartition("]")[2] and item.nodeid.partition("::")[0]
+        line = Measured(name(item.nodeid), _between(begin, _now()), item.stash.get(_SETUP, 0.0), module or "")
         with (Path(os.environ[FOLDER]) / str(os.getpid())).open("a", encoding="utf-8") as file:
-            file.write(json.dumps([name(item.nodeid), seconds]) + "\n")
+            file.write(json.dumps(line) + "\n")
+
+
+def _now() -> tuple[float, float, float]:
+    """CPU seconds of this process and of its children that have ended, and the time."""
+    times = os.times()
+    return times.user + times.system, times.children_user + times.children_system, time.perf_counter()
+
+
+def _between(begin: tuple[float, float, float], end: tuple[float, float, float]) -> float:
+    own, children, wall_s = (later - earlier for earlier, later in zip(begin, end, strict=True))
+    # what has ended in a test may have worked for many before it
+    return max(own + min(children, AT_A_TIME * wall_s), wall_s / AT_A_TIME)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -76,16 +108,21 @@ def main(arguments: Sequence[str]) -> int:
         command = [sys.executable, "-m", "pytest", "-q", *chosen]
         code = subprocess.run(command, cwd=HERE.parent, env=environment, check=False).returncode
         if not code:
-            lines = [json.loads(line) for file in Path(folder).iterdir() for line in file.read_text().splitlines()]
+            lines = [
+                Measured(*json.loads(line)) for file in Path(folder).iterdir() for line in file.read_text().splitlines()
+            ]
             FILE.write_text(table(lines), encoding="utf-8")
     return code
 
 
-def table(measured: Sequence[tuple[str, float]]) -> str:
+def table(measured: Sequence[Measured]) -> str:
     """Returns the text of the file."""
-    seconds_of = defaultdict[str, list[float]](list)
-    for test, seconds in measured:
-        seconds_of[test].append(seconds)
+    setups, seconds_of = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    for one in measured:
+        setups[one.module].append(one.setup_s)
+    for one in measured:
+        own_s = one.seconds - one.setup_s + fmean(setups[one.module]) if one.module else one.seconds
+        seconds_of[one.test].append(own_s)
     taken = {test: Duration(round(fmean(each), 1), round(sum(each), 1)) for test, each in sorted(seconds_of.items())}
     slow = {test: one for test, one in taken.items() if one.case_s >= CASE_S or one.test_s >= TEST_S}
     return "".join(f"{one.case_s}\t{one.test_s}\t{test}\n" for test, one in slow.items())

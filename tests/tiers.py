@@ -98,7 +98,7 @@ def _mark(item: pytest.Item, repeats: bool) -> None:
     """Marks a case as one of the full tier, of soak or of the short soak."""
     fixtures, took = set(getattr(item, "fixturenames", ())), DURATIONS.get(durations.name(item.nodeid))
     slow, fast, needed = bool(SLOW & fixtures), item.get_closest_marker("fast"), notices_a_fault(item.nodeid)
-    lengthy = (AT_LENGTH in fixtures or (slow and repeats)) and not needed
+    lengthy = (AT_LENGTH in fixtures and not needed) or (slow and repeats)
     too_long = took is not None and (took.case_s > LONG_S.case_s or took.test_s > LONG_S.test_s)
     by_hand = any(mark.name == "full" for mark in getattr(getattr(item, "function", None), "pytestmark", ()))
     long = too_long and not (needed or fast or AT_LENGTH in fixtures or by_hand)
