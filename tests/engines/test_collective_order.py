@@ -103,7 +103,7 @@ def test_schedules_of_pipeline(model: str, devices: int, data: int, schedule: st
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("devices", "data"), [(2, 2), (4, 1)])
 def test_schedules_of_torch_pipelining(devices: int, data: int, schedule: str) -> None:
-    check(test_torch_pipelining.case("skips", schedule, devices, data=data))
+    check(test_torch_pipelining.case("skips", schedule, devices, micro_batches=2 * devices, data=data))
 
 
 @pytest.mark.parametrize(
