@@ -83,8 +83,8 @@ matrix: $(STAMP)
 	$(BIN)/python -m tests.matrix
 	$(BIN)/python -m tests.any_model
 
-# Tests that take long, faults, and sweeps that are killed, preempted and cancelled, here and on an emulated Slurm: an hour and a half.
-# ARGS="4 20": minutes, as continuous integration does.
+# Tests that take long, faults, and sweeps that are killed, preempted and cancelled, here and on an emulated Slurm: an
+# hour and a half. ARGS="4 20": minutes, as continuous integration does.
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak $(ARGS)
 
