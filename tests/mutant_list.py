@@ -467,7 +467,7 @@ MUTANTS = (
            f"{TUNE}/test_candidates.py"),
     Mutant("a search that refuses in the words of the farthest candidate", "harness/planning/tune/infeasible.py",
            "min(lines, key=distance)", "max(lines, key=distance)",
-           f"{TUNE}/test_candidate_search.py", "has_a_fix_that_is"),
+           f"{TUNE}/test_candidate_search.py", "closest_candidate_alone"),
     Mutant("layers that a search moves away from those they need", "harness/order_search/stage_search.py",
            " and not self.refused(plan)", "",
            "tests/harness/planning/test_draft.py", "moves_layers"),

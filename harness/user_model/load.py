@@ -163,10 +163,15 @@ def _is_offered(name: str, value: object, module: ModuleType) -> bool:
 def _needs_nothing(value: Callable[..., object]) -> bool:
     """Whether it can be called without arguments."""
     try:
-        parameters = inspect.signature(value).parameters.values()
+        return all(one.default is not one.empty for one in parameters_of(value))
     except (TypeError, ValueError):  # it does not say
         return False
-    return all(one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
+
+
+def parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
+    """The parameters of a callable that take one argument each: without *args and **kwargs."""
+    parameters = inspect.signature(function).parameters.values()
+    return [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 
 
 def _is_built(value: object) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.user_model import docstring
 from harness.user_model.kinds import NOTHING, argument, kind_of
-from harness.user_model.load import load, telling
+from harness.user_model.load import load, parameters_of, telling
 from harness.user_model.parameters import Parameter, Signature, parameter
 from harness.user_model.reference import Reference
 
@@ -18,18 +18,18 @@ def of(place: Reference) -> Signature:
     """The signature of what a reference names, by importing it. Raises CannotRun as `load.load`."""
     function = load(place)
     with telling(place, "when its signature is read"):
-        parameters = inspect.signature(function).parameters.values()
+        parameters = parameters_of(function)
     texts = [function.__doc__]
     texts += [function.__init__.__doc__] if inspect.isclass(function) else []
     described = {name: text for one in texts for name, text in docstring.parameters(one).items()}
     return Signature(tuple(_parameters(function, parameters, described)), docstring.first_line(texts[0]))
 
 
-def _parameters(function: Callable[..., Any], parameters: Any, described: dict[str, str]) -> Iterator[Parameter]:
+def _parameters(
+    function: Callable[..., Any], parameters: Sequence[inspect.Parameter], described: Mapping[str, str]
+) -> Iterator[Parameter]:
     hints = hints_of(function)
     for one in parameters:
-        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-            continue
         required = one.default is NOTHING
         hint = hints.get(one.name, one.annotation)
         kind = None if one.kind is one.POSITIONAL_ONLY else kind_of(hint, one.default)
