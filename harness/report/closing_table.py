@@ -71,17 +71,18 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
     """Yields (name, measured, predicted, ratio); a quantity that is unknown on both sides has no row, nor has a kind of
     message of which no byte was sent or predicted."""
     m, p = record.metrics, record.predicted
-    if m.get("throughput") is not None:
-        yield "throughput", _speed(record), "", ""
+    step, expected, speed = m.get("step_time_s"), p.get("step_time_s"), m.get("throughput")
+    if speed is not None:
+        planned_speed = speed * step / expected if step and expected else None
+        yield "throughput", _speed(record), rate(planned_speed), ratio(planned_speed, speed)
     if "step_time_s" in m or "step_time_s" in p:
-        step, expected = m.get("step_time_s"), p.get("step_time_s")
         yield "step time", seconds(step), seconds(expected), ratio(expected, step)
     if m.get("step_time_spread_s"):
         yield "  p10 to p90", " to ".join(map(seconds, m["step_time_spread_s"])), "", ""
     yield from _part_rows(m, p)
     if m.get("period_s") is not None:
-        period, expected = m["period_s"], p.get("period_s")
-        yield "period, without filling", seconds(period), seconds(expected), ratio(expected, period)
+        period, planned_period = m["period_s"], p.get("period_s")
+        yield "period, without filling", seconds(period), seconds(planned_period), ratio(planned_period, period)
     if "bubble_fraction" in m or "bubble_fraction" in p:
         yield "bubble", percent(m.get("bubble_fraction")), percent(p.get("bubble_fraction")), ""
     for key, (name, text) in _ALONE.items():
@@ -93,7 +94,7 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
     if hardware and hardware != m.get("percent_of_peak"):
         yield "  and with recomputation", percent(hardware / 100), "", ""
     if m.get("data_wait_s") is not None:
-        share = m["data_wait_s"] / m["step_time_s"] if m.get("step_time_s") else 0.0
+        share = m["data_wait_s"] / step if step else 0.0
         more = f" (+{percent(share)} of a step)" if share > WAITING else ""
         yield "wait for data", seconds(m["data_wait_s"]) + more, "", ""
     sent, planned = m.get("bytes_sent") or {}, p.get("bytes_sent") or {}

@@ -72,7 +72,7 @@ def rows(shown: RunRecord) -> list[list[str]]:
 def test_closing_table_has_measured_next_to_predicted() -> None:
     assert rows(record()) == [
         ["measured", "predicted", "predicted / measured"],
-        ["throughput", "80 samples/s"],
+        ["throughput", "80 samples/s", "106.7 samples/s", "1.33"],
         ["step time", "200.0 ms", "150.0 ms", "0.75"],
         ["p10 to p90", "190.0 ms to 250.0 ms"],
         ["bubble", "38 %", "30 %"],
@@ -169,7 +169,7 @@ def test_a_simulated_record_is_compared_with_nothing() -> None:
 def test_jitter_is_shown_next_to_what_is_without() -> None:
     assert rows(simulated(jitter=0.1))[:4] == [
         ["simulated", "without jitter"],
-        ["throughput", "80 samples/s"],
+        ["throughput", "80 samples/s", "84.21 samples/s"],
         ["step time", "200.0 ms", "190.0 ms"],
         ["bubble", "38 %", "30 %"],
     ]
