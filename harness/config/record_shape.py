@@ -28,7 +28,7 @@ FIGURES: dict[str, Any] = {
     **dict.fromkeys(
         ("one_device_s", "least_s", "least_of_any_s", "contiguous_s", "first_phase_s", "skipped_steps"), Number
     ),
-    **dict.fromkeys(("parameters", "in_flight", "threads", "slowed"), Number),
+    **dict.fromkeys(("parameters", "in_flight", "threads", "slowed", "quickest_computing_s"), Number),
     "reserved_memory_bytes": Numbers,
     **dict.fromkeys(("peak_memory_bytes", "utilization", "activations", "losses", "step_time_spread_s"), Numbers),
     **dict.fromkeys(("bytes_sent", "communication_by_phase_s"), ByName),

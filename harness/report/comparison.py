@@ -26,6 +26,8 @@ RECOMPUTATION, NEVER = ("checkpoint", "checkpoint_every"), "never"
 """Keys of engines that say what is recomputed, and their value for nothing."""
 CLOSE, TINY_LOSS = 0.01, 1e-3
 """Last losses that differ by more, relative to the larger one, are noted; smaller ones than this count as it."""
+DISTURBED = 1.2
+"""Computing over what it takes in the quickest steps, and over the prediction, from which on both are noted."""
 OWN = ("engine", "planner", "mesh", "cluster", "launch", "tracker", "out")
 """Keys that may differ also where there are several references to choose from."""
 
@@ -95,7 +97,14 @@ def unequal_micro_batches(records: Sequence[RunRecord | None]) -> str:
 
 def notes(records: Sequence[RunRecord | None]) -> list[str]:
     """What a reader of a table of these runs must know."""
-    found = (unequal_losses, unequal_micro_batches, unequal_recomputation, busy_machine, busy_profile)
+    found = (
+        unequal_losses,
+        unequal_micro_batches,
+        unequal_recomputation,
+        busy_machine,
+        disturbed_machine,
+        busy_profile,
+    )
     return [text for text in (note(records) for note in found) if text]
 
 
@@ -143,6 +152,31 @@ def busy_machine(records: Sequence[RunRecord | None]) -> str:
         f"{who} had a busy machine: steps took {_range(found)} times what they computed, waiting for a core"
         f"   -> run {again} again, while nothing else runs"
     )
+
+
+def disturbed_machine(records: Sequence[RunRecord | None]) -> str:
+    """Of measured runs that took longer than predicted since something else slowed the machine's cores down: by how
+    much. Empty without one, and for those that `busy_machine` counts."""
+    ran = [record for record in records if record and record.status == "ok" and record.source == "measured"]
+    found = sorted(filter(None, (disturbed(record) for record in ran if not slowed(record))))
+    if not found:
+        return ""
+    who, its = (f"{len(found)} of {len(ran)} runs", "their") if len(ran) > 1 else ("this run", "its")
+    again = "them" if len(found) > 1 else "it"
+    return (
+        f"{who} had slow moments: computing took {_range(found)} times what {its} tasks take in their quickest steps, "
+        f"and longer than predicted; neighbors of a virtual machine can do that   -> run {again} again, with more steps"
+    )
+
+
+def disturbed(record: RunRecord) -> float | None:
+    """By how much computing took longer than in the quickest steps, if it took longer than predicted, too."""
+    parts, planned = record.metrics.get("parts_s") or {}, record.predicted.get("parts_s") or {}
+    computing_s, quickest_s = parts.get("computing"), record.metrics.get("quickest_computing_s")
+    if not computing_s or not quickest_s or not planned.get("computing"):
+        return None
+    late = min(computing_s / quickest_s, computing_s / planned["computing"])
+    return computing_s / quickest_s if late >= DISTURBED else None
 
 
 def busy_profile(records: Sequence[RunRecord | None]) -> str:

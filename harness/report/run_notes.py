@@ -32,7 +32,7 @@ def notes(record: RunRecord) -> list[str]:
     if record.source != "measured" or record.status != "ok":
         return []
     busy = comparison.busy_machine([record])
-    found = [busy] if busy else list(shared_lock(record))
+    found = [busy] if busy else [*filter(None, [comparison.disturbed_machine([record])]), *shared_lock(record)]
     return [f"note: {text}" for text in (*found, *_rising_loss(record), *_no_memory(record))]
 
 
@@ -42,7 +42,8 @@ def shared_lock(record: RunRecord) -> Iterator[str]:
     Devices of CPUs that are threads of one Python take turns in starting operations. Predictions have what layers
     lose by that, and not what the engine's own Python does."""
     parts, planned = record.metrics.get("parts_s") or {}, record.predicted.get("parts_s") or {}
-    measured_s, predicted_s = parts.get("computing"), planned.get("computing")
+    computing_s, predicted_s = parts.get("computing"), planned.get("computing")
+    measured_s = record.metrics.get("quickest_computing_s") or computing_s  # the others may be those of a slow moment
     if not measured_s or not predicted_s or measured_s < SLOWER * predicted_s or not _devices_are_threads(record):
         return
     simulation = record.manifest.get("simulation") or {}

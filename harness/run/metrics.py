@@ -24,7 +24,7 @@ from harness.planning import work
 from harness.planning.draft import Draft
 from harness.schedule.dependency_graph import DATA, split_part
 from harness.schedule.optimizer_chunks import OUT, copy_direction
-from harness.schedule.step_parts import parts_s
+from harness.schedule.step_parts import parts_s, quickest_computing_s
 from harness.simulator import Simulation, layer_times
 
 
@@ -57,6 +57,11 @@ def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
         "loss": None,
         "peaks": encode(simulation.peaks),
     }
+
+
+def traced(trace: Trace, draft: Draft) -> dict[str, Any]:
+    """Return the metrics of a measured trace that are compared with the predicted one's."""
+    return {"parts_s": parts_s(trace, draft.schedule), "quickest_computing_s": quickest_computing_s(trace)}
 
 
 def basis(draft: Draft, config: DictConfig, values: str) -> dict[str, Any]:

@@ -216,9 +216,10 @@ class Run:
         if done != self.config.steps:  # of a race, which ends when it is decided
             self.folder.update(config=self.record.config | {"steps": done})
         traces = {"last step, measured": Trace.load(path / TRACE), "simulated": draft.simulation.trace}
-        measured, predicted = (parts_s(trace, draft.schedule) for trace in traces.values())
-        found = metrics.measured(result, draft, self.config, prepared.kind) | {"parts_s": measured}
-        self.folder.update(metrics=found, predicted=self.record.predicted | {"parts_s": predicted}, trace=TRACE)
+        measured, predicted = traces.values()
+        found = metrics.measured(result, draft, self.config, prepared.kind) | metrics.traced(measured, draft)
+        parts = {"parts_s": parts_s(predicted, draft.schedule)}
+        self.folder.update(metrics=found, predicted=self.record.predicted | parts, trace=TRACE)
         panels = [(f"{self.title}, {what}", trace) for what, trace in traces.items() if trace.spans]
         self.draw(panels, prepared)  # an engine may leave no trace of its own
 

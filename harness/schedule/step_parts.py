@@ -22,6 +22,8 @@ from harness.schedule import Schedule
 from harness.schedule.dependency_graph import build_graph
 
 PARTS = ("computing", "communication", "waiting", "host")
+ENOUGH = 5
+"""Steps from which on the quickest one of a task says something."""
 MESSAGES = ("copy", "send", "recv", "collective")
 Interval = tuple[float, float]
 
@@ -36,6 +38,20 @@ def parts_s(trace: Trace, schedule: Schedule) -> dict[str, float] | None:
     placed = _Placed(schedule)
     found = [_Step(trace.only(number), placed).parts() for number in range(len(trace.steps))]
     return {part: statistics.median(step[part] for step in found) for part in PARTS}
+
+
+def quickest_computing_s(trace: Trace) -> float | None:
+    """What computing would take if each task took its shortest time in any of the steps: the mean of the devices. Where
+    that is far from what a step does take, something else slows the machine down now and then. None with fewer than
+    `ENOUGH` steps."""
+    if len(trace.steps) < ENOUGH:
+        return None
+    shortest: dict[tuple[int, str], float] = {}
+    for span in trace.spans:
+        if span.queue == "compute" and span.parsed.kind in COMPUTE:
+            task, taken_s = (span.device, span.op), span.end_s - span.start_s
+            shortest[task] = min(shortest.get(task, taken_s), taken_s)
+    return sum(shortest.values()) / max(1, len({device for device, _ in shortest}))
 
 
 class _Placed:

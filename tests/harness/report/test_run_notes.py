@@ -36,6 +36,11 @@ def test_it_is_not_named_where_something_else_explains_it() -> None:
     (text,) = notes(ran(slowed=2.0))
     assert "busy machine" in text
     assert not notes(ran(parts_s={"computing": 0.14}))
+    (text,) = notes(ran(quickest_computing_s=0.14))
+    assert text.startswith("note: this run had slow moments: computing took 2.14 times what its tasks take in")
+    assert not notes(ran(parts_s={"computing": 0.11}, quickest_computing_s=0.05)), "no longer than predicted"
+    both = notes(ran(quickest_computing_s=0.2))
+    assert len(both) == 2 and "2.0 times as long as predicted" in both[1]
     analytic, bound = ran(), ran()
     analytic.config["costs"], bound.manifest["simulation"] = "analytic", {"upper_bound": True}
     assert not notes(analytic) and not notes(bound)

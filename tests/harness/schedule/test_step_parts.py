@@ -18,7 +18,7 @@ from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.builders.myelin import myelin, split_into_chunks
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.builders.single import single
-from harness.schedule.step_parts import parts_s
+from harness.schedule.step_parts import parts_s, quickest_computing_s
 from harness.schedule.transfers import Transfer
 from harness.simulator import simulate
 
@@ -53,6 +53,20 @@ def test_a_pipeline() -> None:
         "waiting": (4.0 + 1.0 + 3.5) / 2,
         "host": (0.5 + 0.25 + 0.5 + 0.25) / 2,
     }
+
+
+def test_what_computing_takes_in_the_quickest_steps() -> None:
+    """Each task in the step that was quickest for it, the update among them, and no messages."""
+    taken_s = {"0F0": (3.0, 2.0, 2.5, 9.0, 2.25), "0step": (1.0, 1.0, 0.5, 1.0, 1.0), "1F0": (4.0, 4.0, 8.0, 4.0, 4.0)}
+    rows = [
+        Span(op, int(op[0]), "compute", 10.0 * step, 10.0 * step + seconds[step], step)
+        for step in range(5)
+        for op, seconds in {**taken_s, "1copy0<0": (0.1,) * 5}.items()
+    ]
+    steps = tuple((10.0 * step, 10.0 * step + 10) for step in range(5))
+    assert quickest_computing_s(Trace(tuple(rows), steps)) == (2.5 + 4.0) / 2
+    assert quickest_computing_s(Trace(tuple(rows), steps[:4])) is None, "four steps say little"
+    assert quickest_computing_s(Trace((), steps)) == 0.0
 
 
 def test_the_first_of_two_at_a_message_waits() -> None:
