@@ -23,7 +23,8 @@ _global_generator = threading.Lock()
 class TaskRng(TorchDispatchMode):
     """Within it, ops that would draw from torch's global CPU generator draw from a stream that `seed` begins.
 
-    `drew` says whether any did. Ops that are given a generator of their own are left alone.
+    `drew` says whether any did: one that may draw need not, as attention without dropout. Ops that are given a
+    generator of their own are left alone.
     """
 
     def __init__(self, seed: int) -> None:
@@ -38,12 +39,15 @@ class TaskRng(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
-        self.drew = True
-        _refuse_checkpoint()
-        overload = _with_generator(func)
+        overload, before = _with_generator(func), self.generator.get_state()
         if overload is None:
-            return self._in_place_of_the_global_one(func, args, kwargs)
-        return overload(*args, **kwargs | {"generator": self.generator})
+            result = self._in_place_of_the_global_one(func, args, kwargs)
+        else:
+            result = overload(*args, **kwargs | {"generator": self.generator})
+        if not torch.equal(before, self.generator.get_state()):
+            self.drew = True
+            _refuse_checkpoint()
+        return result
 
     def _in_place_of_the_global_one(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """For ops that take no generator."""

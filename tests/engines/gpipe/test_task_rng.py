@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from engines.gpipe.gpipe_module import GPipe
 from engines.gpipe.task_rng import TaskRng
@@ -148,3 +149,48 @@ def test_an_op_with_a_generator_of_its_own_is_left_alone() -> None:
     with TaskRng(1) as stream:
         torch.rand(3, generator=torch.Generator())
     assert not stream.drew
+
+
+def attention(dropout: float) -> Callable[[Tensor], Tensor]:
+    """An op that takes no generator, and may draw from the global one."""
+
+    def attend(x: Tensor) -> Tensor:
+        heads = x.view(1, 2, 4, -1)
+        return functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=dropout)
+
+    return attend
+
+
+@pytest.mark.parametrize(("dropout", "draws"), [(0.0, False), (0.5, True)])
+def test_an_op_that_may_draw_and_does_not(dropout: float, draws: bool) -> None:
+    with TaskRng(1) as stream:
+        attention(dropout)(torch.ones(40))
+    assert stream.drew == draws
+
+
+def test_a_stage_with_attention_has_no_stream_once_it_is_known_not_to_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream takes Python for every op, in threads that wait for its lock."""
+    streams: list[int] = []
+    made = TaskRng.__init__
+
+    def counted(self: TaskRng, seed: int) -> None:
+        streams.append(seed)
+        made(self, seed)
+
+    monkeypatch.setattr(TaskRng, "__init__", counted)
+
+    class Attention(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return attention(0.0)(super().forward(x)).view_as(x)
+
+    pipeline = GPipe(nn.Sequential(Attention(40, 40), Attention(40, 40)), [1, 1], ["cpu"] * 2, 4, checkpoint="always")
+    for _ in range(2):
+        pipeline(torch.ones(4, 40)).sum().backward()
+    assert len(streams) <= 2, "the first task of each stage"
+
+
+def test_attention_without_dropout_inside_of_a_checkpoint() -> None:
+    with TaskRng(1):
+        checkpoint(attention(0.0), torch.ones(40, requires_grad=True), use_reentrant=False).sum().backward()
+    with pytest.raises(RuntimeError, match=r"torch\.utils\.checkpoint inside of a layer draws"), TaskRng(1):
+        checkpoint(attention(0.5), torch.ones(40, requires_grad=True), use_reentrant=False)
