@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from engines.gpipe.microbatch import Parts, all_tensors
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.stage_layout import StageLayout
-from engines.gpipe.task_rng import TaskRng
+from engines.gpipe.task_rng import TaskRng, global_state
 from engines.gpipe.tied_copies import SUMS, SharedParameter
 from harness.core.op import Op, Queue
 from harness.nn import dropout
@@ -187,11 +187,11 @@ class CpuPass(Run):
         """Of a task that will be. Where it seems to draw unexpectedly, its outputs come from a second run, which draws
         from the task's own stream; if it was another thread that drew, they are the same."""
         j = slot.stage.number
-        state = None if self.draws.get(j, True) else torch.get_rng_state()
+        state = None if self.draws.get(j, True) else global_state()
         with torch.no_grad(), self._drawing(slot):
             outs, slot.before = slot.stage.run_kept(slot.ins, slot.micro_batch, self.around)
-        if state is not None and not torch.equal(state, torch.get_rng_state()):
-            self.draws[j] = True
+        if state is not None and not torch.equal(state, global_state()):
+            del self.draws[j]  # the second run finds out
             ins = {part: mapped(Tensor.clone, value) for part, value in slot.ins.items()}
             slot.before.outputs = None  # those of the second run count
             with torch.no_grad(), self._drawing(slot):

@@ -62,6 +62,12 @@ class TaskRng(TorchDispatchMode):
         return result
 
 
+def global_state() -> Tensor:
+    """Returns the state of torch's global CPU generator; not while an op of a task draws in its place."""
+    with _global_generator:
+        return torch.get_rng_state()
+
+
 def _refuse_checkpoint() -> None:
     """Raise RuntimeError inside of torch's checkpoint: it would draw again from the global generator."""
     frame = inspect.currentframe()

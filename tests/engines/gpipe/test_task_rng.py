@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from engines.gpipe.gpipe_module import GPipe
-from engines.gpipe.task_rng import TaskRng
+from engines.gpipe.task_rng import TaskRng, global_state
 
 
 def test_every_task_draws_other_numbers() -> None:
@@ -194,3 +195,33 @@ def test_attention_without_dropout_inside_of_a_checkpoint() -> None:
         checkpoint(attention(0.0), torch.ones(40, requires_grad=True), use_reentrant=False).sum().backward()
     with pytest.raises(RuntimeError, match=r"torch\.utils\.checkpoint inside of a layer draws"), TaskRng(1):
         checkpoint(attention(0.5), torch.ones(40, requires_grad=True), use_reentrant=False)
+
+
+def test_a_task_that_draws_in_place_of_the_global_generator_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another stage would think that its own task has drawn."""
+    torch.manual_seed(0)
+    state, swapped, put = torch.get_rng_state(), threading.Event(), torch.set_rng_state
+
+    def slowly(new: Tensor) -> None:
+        put(new)
+        swapped.set()
+        time.sleep(0.05)
+
+    def draw() -> None:
+        with TaskRng(1):
+            DRAWS["native_dropout"](torch.ones(40))
+
+    monkeypatch.setattr(torch, "set_rng_state", slowly)
+    thread = threading.Thread(target=draw)
+    thread.start()
+    assert swapped.wait(10)
+    assert torch.equal(global_state(), state)
+    thread.join()
+
+
+def test_draws_of_another_thread_are_not_taken_for_those_of_a_stage() -> None:
+    pipeline = GPipe(nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40)), [1, 1], ["cpu"] * 2, 4, checkpoint="always")
+    with another_thread_that_draws():
+        for _ in range(3):
+            pipeline(torch.ones(4, 40)).sum().backward()
+    assert pipeline._draws[True] == {0: False, 1: False}
