@@ -7,7 +7,7 @@ What cannot be put back so is refused, or noticed by the outputs (harness.runtim
 Every buffer has a copy before a first run, so that the value is there also where a change comes unexpectedly. As long
 as the buffer does not change, all tasks share that copy. Batch norms that only torch's own containers hold need none:
 what they compute in training does not depend on their running statistics. Objects among the attributes hold again what
-they held (harness.nn.object_state). Layers of torch.nn without buffers and hooks have no state.
+they held (harness.nn.object_state). Of layers of torch.nn the numbers among the attributes are settings, no state.
 
 Not seen are global names but containers that a hook names, attributes of classes, what other libraries' objects hold
 (`threading.local`), and random numbers of Python's and NumPy's global generators: all threads share these, so that no
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,14 +35,15 @@ from harness.runtime.silent_writes import SilentWrites
 from harness.runtime.values import overlap
 
 _ABSENT = object()
+LEAVES = (*SCALARS, Tensor)
+"""What leads to no other objects."""
 _VIEW = (
     "the forward pass changes {}, whose memory other state shows, too: a recomputation would get separate copies "
     "-> one tensor for it, or checkpoint='never'"
 )
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Place of a value in a module: in its buffers, or among its plain attributes."""
 
     module: nn.Module
@@ -131,7 +132,7 @@ class ForwardState:
 
     def __init__(self, modules: Iterable[nn.Module], where: str, others: Iterable[nn.Module] = ()) -> None:
         own = list(dict.fromkeys(modules))
-        hidden = hidden_modules(value for module in own for _, value in _roots(module))
+        hidden = hidden_modules(value for module in own for _, value in (*_state(module), *_hook_roots(module)))
         self.others = list(others)
         self.modules = list(dict.fromkeys([*own, *(one for one in hidden if one not in set(self.others))]))
         self.where = where
@@ -158,9 +159,9 @@ class ForwardState:
     @contextmanager
     def first_run(self) -> Iterator[Before]:
         """Around a run that will be repeated; what is yielded is for its recomputation."""
-        known, self._copies = self._copies, {}
-        seen = {place: self._kept(value, place, known) for place, value in self._values().items()}
-        objects = Snapshot(self._object_roots(), lambda value: self._kept(value, None, known))
+        known, self._copies, now = self._copies, {}, self._values()
+        seen = {place: self._kept(value, place, known) for place, value in now.items()}
+        objects = Snapshot(self._roots(now), lambda value: self._kept(value, None, known))
         weights = [_Weight(module, *pair, version(pair[1])) for module in self.modules for pair in _parameters(module)]
         changed = self._writes.before(one.parameter for one in weights)
         yield Before(self.where, self._stateful(), seen, objects, weights, [one.training for one in self.modules])
@@ -181,7 +182,8 @@ class ForwardState:
         Without `before`, of a run that was not to be repeated, it begins with the values of now. Raises RuntimeError if
         it changes a tensor that has not been changed since the first run began.
         """
-        now, objects_now = self._values(), Snapshot(self._object_roots(), lambda value: value)
+        now = self._values()
+        objects_now = Snapshot(self._roots(now), lambda value: value)
         if before is None:
             with self.first_run() as before:
                 pass
@@ -214,18 +216,23 @@ class ForwardState:
 
     def _stateful(self) -> list[nn.Module]:
         """The modules that may have state now."""
-        return [*self._watched, *(module for module in self._others if module._buffers or _hooks(module))]
+        return [
+            *self._watched,
+            *(one for one in self._others if one._buffers or one._forward_hooks or one._forward_pre_hooks),
+        ]
 
     def _values(self) -> dict[Place, Any]:
         return {place: value for module in self._stateful() for place, value in _state(module)}
 
-    def _object_roots(self) -> Iterator[tuple[str, Any]]:
-        return (root for module in self._stateful() for root in _roots(module))
+    def _roots(self, values: dict[Place, Any]) -> Iterator[tuple[str, Any]]:
+        """What may lead to other objects: values that are there now, and hooks."""
+        yield from ((str(place), value) for place, value in values.items() if not isinstance(value, LEAVES))
+        yield from (root for module in self._stateful() for root in _hook_roots(module))
 
     def too_large(self) -> str | None:
         """Which attribute or hook leads to more objects than `first_run` looks at."""
         try:
-            Snapshot(self._object_roots(), lambda value: value)
+            Snapshot(self._roots(self._values()), lambda value: value)
         except TooMany as error:
             return error.name
         return None
@@ -263,15 +270,16 @@ class ForwardState:
     def _refuse_views(self, before: dict[Place, Any], objects: Snapshot) -> None:
         """After a first run: RuntimeError if it has changed memory that several tensors or arrays show, of which a
         recomputation would get separate copies."""
-        tensors = [(place, value) for place, value in before.items() if isinstance(value, _Copy)]
+        copies = [(place, value) for place, value in before.items() if isinstance(value, _Copy)]
+        tensors = [(place, value, _memory(value.tensor)) for place, value in copies]
         holders: dict[int, dict[int, Tensor]] = {}
-        for _, value in tensors:
-            holders.setdefault(_memory(value.tensor), {})[id(value.tensor)] = value.tensor
+        for _, value, memory in tensors:
+            holders.setdefault(memory, {})[id(value.tensor)] = value.tensor
         for array in objects.changed_arrays():
             if array.__array_interface__["data"][0] in holders:
                 raise RuntimeError(_VIEW.format(f"a NumPy array of {self.where}"))
-        for place, value in tensors:
-            sharing = [one for one in holders[_memory(value.tensor)].values() if one is not value.tensor]
+        for place, value, memory in tensors:
+            sharing = [one for one in holders[memory].values() if one is not value.tensor]
             if not any(overlap(value.tensor, one) for one in sharing):
                 continue
             if version(value.tensor) != value.version or not torch.equal(value.tensor, value.value):
@@ -315,24 +323,17 @@ def _stateless(module: nn.Module) -> bool:
     return _of_torch(module) and not any(isinstance(value, Tensor) for _, value in _state(module))
 
 
-def _hooks(module: nn.Module) -> list[Any]:
-    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-
-
 def _state(module: nn.Module) -> Iterator[tuple[Place, Any]]:
     for name, buffer in module._buffers.items():
         yield Place(module, name, True), buffer
+    fixed = SCALARS if _of_torch(module) else ()
     for name, value in vars(module).items():
-        if name not in _OF_EVERY_MODULE:
+        if name not in _OF_EVERY_MODULE and not isinstance(value, fixed):
             yield Place(module, name, False), value
 
 
-def _roots(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What may lead to other objects: attributes and hooks."""
-    for place, value in _state(module):
-        if not isinstance(value, (*SCALARS, Tensor)):
-            yield str(place), value
-    for hook in _hooks(module):
+def _hook_roots(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
         yield f"a forward hook of {type(module).__name__}", hook
 
 
