@@ -177,11 +177,18 @@ class CpuPass(Run):
             slot.ins = {}
 
     def _only_run(self, slot: Slot) -> Parts:
-        """Run a task that will not be recomputed."""
+        """Run a task that will not be recomputed. Where it draws unexpectedly, that was from the global generator; the
+        stage's next tasks draw from streams of their own."""
+        j = slot.stage.number
+        state = None if self.draws.get(j, True) else global_state()
         with torch.set_grad_enabled(self.grad), self._drawing(slot):
             if self.grad:
-                return self._with_graph(slot, slot.stage.run)
-            return slot.stage.run(slot.ins, slot.micro_batch, self.around)
+                outs = self._with_graph(slot, slot.stage.run)
+            else:
+                outs = slot.stage.run(slot.ins, slot.micro_batch, self.around)
+        if state is not None and not torch.equal(state, global_state()):
+            self.draws[j] = True
+        return outs
 
     def _first_run(self, slot: Slot) -> Parts:
         """Of a task that will be. Where it seems to draw unexpectedly, its outputs come from a second run, which draws
@@ -191,7 +198,7 @@ class CpuPass(Run):
         with torch.no_grad(), self._drawing(slot):
             outs, slot.before = slot.stage.run_kept(slot.ins, slot.micro_batch, self.around)
         if state is not None and not torch.equal(state, global_state()):
-            del self.draws[j]  # the second run finds out
+            self.draws[j] = True
             ins = {part: mapped(Tensor.clone, value) for part, value in slot.ins.items()}
             slot.before.outputs = None  # those of the second run count
             with torch.no_grad(), self._drawing(slot):

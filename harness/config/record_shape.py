@@ -53,7 +53,7 @@ MANIFEST: dict[str, Any] = {
 }
 SIMULATION: dict[str, Any] = {
     **dict.fromkeys(("layer_times", "note", "model", "costs"), str),
-    "slowed": Number,
+    **dict.fromkeys(("slowed", "lock_share"), Number),
     "upper_bound": bool,
     "cluster": dict[str, Any],
 }

@@ -28,6 +28,8 @@ CLOSE, TINY_LOSS = 0.01, 1e-3
 """Last losses that differ by more, relative to the larger one, are noted; smaller ones than this count as it."""
 DISTURBED = 1.2
 """Computing over what it takes in the quickest steps, and over the prediction, from which on both are noted."""
+MEASURED = ("auto", "measured")
+"""Values of `costs` with which the layer times of a run were measured on its machine."""
 OWN = ("engine", "planner", "mesh", "cluster", "launch", "tracker", "out")
 """Keys that may differ also where there are several references to choose from."""
 
@@ -155,17 +157,17 @@ def busy_machine(records: Sequence[RunRecord | None]) -> str:
 
 
 def disturbed_machine(records: Sequence[RunRecord | None]) -> str:
-    """Of measured runs that took longer than predicted since something else slowed the machine's cores down: by how
-    much. Empty without one, and for those that `busy_machine` counts."""
+    """Of measured runs that took longer than predicted since something slowed them down now and then: by how much.
+    Empty without one, and for those that `busy_machine` counts."""
     ran = [record for record in records if record and record.status == "ok" and record.source == "measured"]
     found = sorted(filter(None, (disturbed(record) for record in ran if not slowed(record))))
     if not found:
         return ""
-    who, its = (f"{len(found)} of {len(ran)} runs", "their") if len(ran) > 1 else ("this run", "its")
-    again = "them" if len(found) > 1 else "it"
+    who = f"{len(found)} of {len(ran)} runs" if len(ran) > 1 else "this run"
+    its, again = ("their", "them") if len(found) > 1 else ("its", "it")
     return (
         f"{who} had slow moments: computing took {_range(found)} times what {its} tasks take in their quickest steps, "
-        f"and longer than predicted; neighbors of a virtual machine can do that   -> run {again} again, with more steps"
+        f"and longer than predicted; the neighbors of a virtual machine can do that   -> run {again} again"
     )
 
 
@@ -173,10 +175,16 @@ def disturbed(record: RunRecord) -> float | None:
     """By how much computing took longer than in the quickest steps, if it took longer than predicted, too."""
     parts, planned = record.metrics.get("parts_s") or {}, record.predicted.get("parts_s") or {}
     computing_s, quickest_s = parts.get("computing"), record.metrics.get("quickest_computing_s")
-    if not computing_s or not quickest_s or not planned.get("computing"):
+    if not computing_s or not quickest_s or not planned.get("computing") or not is_predicted_here(record):
         return None
     late = min(computing_s / quickest_s, computing_s / planned["computing"])
     return computing_s / quickest_s if late >= DISTURBED else None
+
+
+def is_predicted_here(record: RunRecord) -> bool:
+    """Whether a prediction is made of layer times measured on the run's machine, so that it can be held against it."""
+    simulation = record.manifest.get("simulation") or {}
+    return not simulation.get("upper_bound") and record.config.get("costs", "auto") in MEASURED
 
 
 def busy_profile(records: Sequence[RunRecord | None]) -> str:

@@ -19,8 +19,8 @@ FEW = 8
 """Measured steps from which on the last loss says more than that batches differ."""
 SLOWER = 1.5
 """What computing took over what was predicted, from which on a lock that threads share is the likely reason."""
-MEASURED = ("auto", "measured")
-"""Values of `costs` with which the layer times of a run were measured on its machine."""
+LOCKED = 0.1
+"""The share that two threads lose to Python's lock with the model's layers alone, from which on it is the reason."""
 SAME_STEPS = ("gpipe", "torchgpipe")
 """Engines whose updates are those of engine=pipeline."""
 METERED = 2
@@ -43,18 +43,22 @@ def shared_lock(record: RunRecord) -> Iterator[str]:
     lose by that, and not what the engine's own Python does."""
     parts, planned = record.metrics.get("parts_s") or {}, record.predicted.get("parts_s") or {}
     computing_s, predicted_s = parts.get("computing"), planned.get("computing")
-    measured_s = record.metrics.get("quickest_computing_s") or computing_s  # the others may be those of a slow moment
+    quickest_s, simulation = record.metrics.get("quickest_computing_s"), record.manifest.get("simulation") or {}
+    if not quickest_s or (simulation.get("lock_share") or 0.0) >= LOCKED:
+        measured_s, when = computing_s, ""
+    else:  # what else a step took may be that of a slow moment
+        measured_s, when = quickest_s, ", even in its quickest steps"
     if not measured_s or not predicted_s or measured_s < SLOWER * predicted_s or not _devices_are_threads(record):
         return
-    simulation = record.manifest.get("simulation") or {}
-    if simulation.get("upper_bound") or record.config.get("costs", "auto") not in MEASURED:
+    if not comparison.is_predicted_here(record):
         return  # the prediction may be what is wrong
     instead = (
         "engine=pipeline, whose devices are processes, or " if record.config["engine"]["name"] in SAME_STEPS else ""
     )
     yield (
-        f"computing took {measured_s / predicted_s:.1f} times as long as predicted: on CPUs the devices of this engine "
-        "are threads of one Python, of which one at a time can start an operation, and layers of short ones wait for it"
+        f"computing took {measured_s / predicted_s:.1f} times as long as predicted{when}: on CPUs the devices of this "
+        "engine are threads of one Python, of which one at a time can start an operation, and layers of short ones "
+        "wait for it"
         f"   -> {instead}larger layers"
     )
 

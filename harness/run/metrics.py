@@ -60,7 +60,7 @@ def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
 
 
 def traced(trace: Trace, draft: Draft) -> dict[str, Any]:
-    """Return the metrics of a measured trace that are compared with the predicted one's."""
+    """Return what a measured trace says about the parts of a step."""
     return {"parts_s": parts_s(trace, draft.schedule), "quickest_computing_s": quickest_computing_s(trace)}
 
 
@@ -77,6 +77,7 @@ def basis(draft: Draft, config: DictConfig, values: str) -> dict[str, Any]:
         "costs": profile.times,
         "layer_times": profile.source,
         "slowed": profile.slowed,
+        "lock_share": profile.lock_share,
         "note": line(warning) if warning else "",
         "upper_bound": layer_times.are_bounds(profile, draft.cluster),
         "model": profile.model or (Path(config.profile).stem if config.profile else config.model.name),

@@ -7,7 +7,7 @@ What cannot be put back so is refused, or noticed by the outputs (harness.runtim
 Every buffer has a copy before a first run, so that the value is there also where a change comes unexpectedly. As long
 as the buffer does not change, all tasks share that copy. Batch norms that only torch's own containers hold need none:
 what they compute in training does not depend on their running statistics. Objects among the attributes hold again what
-they held (harness.nn.object_state). Of layers of torch.nn the numbers among the attributes are settings, no state.
+they held (harness.nn.object_state). Layers of torch.nn without buffers and hooks have no state.
 
 Not seen are global names but containers that a hook names, attributes of classes, what other libraries' objects hold
 (`threading.local`), and random numbers of Python's and NumPy's global generators: all threads share these, so that no
@@ -326,9 +326,8 @@ def _stateless(module: nn.Module) -> bool:
 def _state(module: nn.Module) -> Iterator[tuple[Place, Any]]:
     for name, buffer in module._buffers.items():
         yield Place(module, name, True), buffer
-    fixed = SCALARS if _of_torch(module) else ()
     for name, value in vars(module).items():
-        if name not in _OF_EVERY_MODULE and not isinstance(value, fixed):
+        if name not in _OF_EVERY_MODULE:
             yield Place(module, name, False), value
 
 

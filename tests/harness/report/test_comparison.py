@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from harness.core.record import RunRecord
 from harness.report.comparison import (
     busy_machine,
     busy_profile,
+    disturbed_machine,
     micro_batch_size,
     notes,
     speeds_over_single,
@@ -145,6 +147,24 @@ def test_steps_that_waited_for_cores_are_noted(slowed: float | None, busy: bool)
     wanted = "2 of 3 runs had a busy machine: steps took 1.20 to 3.00" if busy else "1 of 3 runs had a busy machine"
     assert busy_machine([one, *others]).startswith(wanted)
     assert not busy_machine([ran("gpipe", 1.0, metrics={"slowed": 3.0}, source="simulated")])
+
+
+@pytest.mark.parametrize(
+    ("quick_s", "predicted_s", "noted"), [(1.0, 1.0, True), (1.01, 0.5, False), (0.5, 1.01, False), (None, 0.5, False)]
+)
+def test_steps_with_slow_moments_are_noted(quick_s: float | None, predicted_s: float, noted: bool) -> None:
+    """Computing takes 1.2 s."""
+
+    def moments(quick_s: float | None, predicted_s: float, **metrics: Any) -> RunRecord:
+        found = {"parts_s": {"computing": 1.2}, "quickest_computing_s": quick_s, **metrics}
+        return replace(ran("gpipe", 1.0, metrics=found), predicted={"parts_s": {"computing": predicted_s}})
+
+    one = moments(quick_s, predicted_s)
+    assert disturbed_machine([one]).startswith("this run had slow moments: computing took 1.20 times what its") == noted
+    others = [None, moments(0.4, 0.4), moments(0.4, 0.4, slowed=2.0), ran("ddp", 1.0), RunRecord("x", "oom")]
+    wanted = "2 of 4 runs had slow moments: computing took 1.20 to 3.00 times what their tasks"
+    alone = "1 of 4 runs had slow moments: computing took 3.00 times what its tasks"
+    assert disturbed_machine([one, *others]).startswith(wanted if noted else alone)
 
 
 @pytest.mark.parametrize(("slowed", "costs", "busy"), [(1.19, "measured", False), (1.2, "measured", True),

@@ -40,10 +40,16 @@ def test_it_is_not_named_where_something_else_explains_it() -> None:
     assert text.startswith("note: this run had slow moments: computing took 2.14 times what its tasks take in")
     assert not notes(ran(parts_s={"computing": 0.11}, quickest_computing_s=0.05)), "no longer than predicted"
     both = notes(ran(quickest_computing_s=0.2))
-    assert len(both) == 2 and "2.0 times as long as predicted" in both[1]
+    assert len(both) == 2 and "2.0 times as long as predicted, even in its quickest steps" in both[1]
+    short = ran(quickest_computing_s=0.14)
+    short.manifest["simulation"] = {"lock_share": 0.3}
+    assert "3.0 times as long as predicted: on CPUs" in notes(short)[1], "layers that are known to wait for the lock"
     analytic, bound = ran(), ran()
     analytic.config["costs"], bound.manifest["simulation"] = "analytic", {"upper_bound": True}
-    assert not notes(analytic) and not notes(bound)
+    for one in (analytic, bound):
+        assert not notes(one)
+        one.metrics["quickest_computing_s"] = 0.14
+        assert not notes(one), "longer than predicted says nothing"
     one, gpus = replace(ran(), plan={"stages": [{"device": 0}, {"device": 0}]}), ran()
     gpus.manifest["devices"] = ["cuda:0", "cuda:1"]
     assert not notes(one) and not notes(gpus) and not notes(ran("of another version"))

@@ -66,7 +66,10 @@ def test_what_computing_takes_in_the_quickest_steps() -> None:
     steps = tuple((10.0 * step, 10.0 * step + 10) for step in range(5))
     assert quickest_computing_s(Trace(tuple(rows), steps)) == (2.5 + 4.0) / 2
     assert quickest_computing_s(Trace(tuple(rows), steps[:4])) is None, "four steps say little"
-    assert quickest_computing_s(Trace((), steps)) == 0.0
+    assert quickest_computing_s(Trace((), steps)) is None, "an engine may leave no trace"
+    twenty = tuple(Span("0F0", 0, "compute", float(step), step + 0.5 + 0.01 * step, step) for step in range(20))
+    found = quickest_computing_s(Trace(twenty, tuple((float(step), step + 1.0) for step in range(20))))
+    assert found == pytest.approx(0.52), "the third of twenty: the quickest one alone may be anything"
 
 
 def test_the_first_of_two_at_a_message_waits() -> None:
