@@ -15,7 +15,7 @@ A test marked `fast` stays in the fast tier whatever it uses, with a covering se
 
 Of a slow test, one with a fixture of `SLOW`, the full tier has that covering set, too: `make soak` runs the others, and
 those that repeat at length what another one has. Single cases of a test are left to it by `split`. Continuous
-integration has a short soak, by the marker `short_soak`: tests that were measured to take more than 0.4 s a case, or
+integration has a short soak, by the marker `short_soak`: tests that were measured to take more than 0.6 s a case, or
 twenty with all of them, unless they are marked `full` where they are written; single cases that `short_soak` names; and
 tests on the emulated cluster. Cases that must notice a fault of tests/mutant_list.py are in the full tier.
 
@@ -46,7 +46,7 @@ SLOW = frozenset({"commands", "ranks", "slurm", "browser", "kernels", "computati
 AT_LENGTH = "at_length"
 """The fixture of those that are left to soak."""
 DURATIONS = durations.known()
-LONG_S = durations.Duration(0.4, durations.TEST_S)
+LONG_S = durations.Duration(0.6, durations.TEST_S)
 """What is too slow for the full tier, which takes twelve minutes on two cores."""
 FAST = "fast"
 """The profile of Hypothesis for the fast tier."""
