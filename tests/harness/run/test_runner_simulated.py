@@ -141,8 +141,8 @@ def test_the_record_says_what_the_numbers_rest_on(tmp_path: Path, file: str) -> 
     cluster = Cluster.from_json(basis.pop("cluster"))
     assert cluster.devices == 4 and cluster.intra == Link(1e-6, 1e-9)
     assert " s old" in basis.pop("profile")
-    assert basis == {"costs": "measured", "layer_times": "measured on X", "slowed": 1.0, "lock_share": 0.0, "model": "net_8",
-                     "values": "nominal", "note":
+    assert basis == {"costs": "measured", "layer_times": "measured on X", "slowed": 1.0, "lock_share": 0.0,
+                     "model": "net_8", "values": "nominal", "note":
                              "layer times   are those of the profile (measured on X), not known to be of flat   -> "
                              "cluster.peak_tflops.float32=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic",
                      "upper_bound": False, "jitter": 0.1, "seed": 5}  # fmt: skip
