@@ -22,6 +22,7 @@ from engines.gpipe.stage import Stage
 from harness.core.op import Kind, Op
 from harness.runtime.autograd import differentiable, non_leaf
 from harness.runtime.recomputation import Before
+from harness.runtime.training_state import RandomNumbers
 from harness.runtime.values import Form, distinct, mapped
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class CheckpointedTask:
     leaves: list[Tensor] = field(default_factory=list)
     outs: list[Tensor] = field(default_factory=list)
     forms: dict[str, Form] = field(default_factory=dict)
-    rng: tuple[Tensor, Tensor | None] | None = None
+    random: RandomNumbers | None = None
     before: Before | None = None
 
     @property
@@ -58,7 +59,7 @@ class CheckpointedTask:
 
     def compute(self) -> list[Tensor]:
         """The forward task, without a graph."""
-        self.rng = torch.get_rng_state(), _cuda_rng(self.stage.device)
+        self.random = RandomNumbers(self.stage.device)
         with self._at_work("F", "forward"), torch.no_grad():
             outs, self.before = self.stage.run_kept(self.ins, self.i, self.run_of.around)
         self.forms = {part: Form.of(value) for part, value in outs.items()}
@@ -71,12 +72,8 @@ class CheckpointedTask:
             ins = {part: mapped(Tensor.clone, value) for part, value in ins.items()}
         leaves = {part: mapped(_leaf, value) for part, value in ins.items()}
         self.leaves = _flat(leaves)
-        cuda = [self.stage.device] if self.stage.device.type == "cuda" else []
-        with _rewinding, torch.random.fork_rng(cuda), self._at_work("R", "recomputation"), torch.enable_grad():
-            assert self.rng is not None
-            torch.set_rng_state(self.rng[0])
-            if self.rng[1] is not None:
-                torch.cuda.set_rng_state(self.rng[1], self.stage.device)
+        assert self.random is not None
+        with _rewinding, self.random.again(), self._at_work("R", "recomputation"), torch.enable_grad():
             ins = {part: mapped(non_leaf, value) for part, value in leaves.items()}
             outs = self.stage.run_again(ins, self.i, self.run_of.around, self.before)
         self.outs = _flat(outs)
@@ -110,10 +107,6 @@ def _flat(parts: Parts) -> list[Tensor]:
 
 def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(differentiable(tensor))
-
-
-def _cuda_rng(device: torch.device) -> Tensor | None:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
 class Checkpoint(Function):

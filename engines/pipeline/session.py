@@ -19,7 +19,7 @@ from harness.nn.skip import layer_skips, named_layers
 from harness.runtime.session import place
 from harness.runtime.stage_module import StageModule, stage_modules
 from harness.runtime.stages_session import StagesSession
-from harness.runtime.training_state import split_batch
+from harness.runtime.training_state import RandomNumbers, split_batch
 from harness.runtime.transports.merge_spans import joined, together
 from harness.runtime.transports.transport import Arrival, Channel, Coming, Position, Transport
 from harness.runtime.values import placed
@@ -95,6 +95,7 @@ class PipelineSession(StagesSession):
             self.batches = dict(enumerate(split_batch(batch, self.plan.micro_batches)))
             self.coming = {i: Coming(i, len(part)) for i, part in self.batches.items()}
             self.total = torch.zeros((), dtype=torch.float64, device=self.device)
+            self.random: dict[tuple[int, int], RandomNumbers] = {}
             self.here: set[Message] = set()
             self.undelivered: dict[int, list[tuple[int, Channel, int]]] = defaultdict(list)
             self.transport.begin({channel: self._order_of(channel) for channel in self.transport.into})
@@ -147,7 +148,8 @@ class PipelineSession(StagesSession):
                 self._forward(stage, i)
             elif op.kind == "R":
                 self._use(stage, i, again=True)
-                self.passes[stage].recompute(i, self._entering(stage, i))
+                with self.random.pop((stage, i)).again():
+                    self.passes[stage].recompute(i, self._entering(stage, i))
             elif op.kind == "W":
                 self.passes[stage].backward_weights(i)
             elif (stage, op.micro_batch) in self.split:
@@ -162,6 +164,7 @@ class PipelineSession(StagesSession):
         self._use(stage, i)
         passes, entering = self.passes[stage], self._entering(stage, i)
         if (stage, i) in self.recomputed:
+            self.random[stage, i] = RandomNumbers(self.device)
             passes.forward_without_graph(i, entering)
         else:
             passes.forward(i, entering)

@@ -34,6 +34,24 @@ def initial_layers(model: Model, spec: SessionSpec) -> nn.Sequential:
     return layers
 
 
+class RandomNumbers:
+    """What torch's generators of the CPU and of `device` will give from now on, to draw the same `again`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.of_cpu = torch.get_rng_state()
+        self.of_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Within it they are drawn again; afterwards the generators go on where they were. For one thread at a time."""
+        with torch.random.fork_rng([self.device] if self.of_gpu is not None else []):
+            torch.set_rng_state(self.of_cpu)
+            if self.of_gpu is not None:
+                torch.cuda.set_rng_state(self.of_gpu, self.device)
+            yield
+
+
 def put_channels_last(layers: nn.Module) -> None:
     """Reorder the weights of two-dimensional convolutions in memory, as `torch.channels_last` has it; these then
     compute their outputs so, whatever the order of their inputs is. They stay the same parameters; one that shows the

@@ -23,6 +23,7 @@ from harness.schedule.families import FAMILIES
 from planners.block_partition import even
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
+from tests.engines.test_resuming import DRAWS, flat
 from tests.problems import Row, rows
 from tests.tiers import short_soak
 
@@ -79,6 +80,16 @@ def test_trains_the_zoo_like_single(model: str, schedule: str) -> None:
 @pytest.mark.parametrize("model", [*networks.ALL, "gpt", "unet"])
 def test_recomputes_like_single(model: str, schedule: str, checkpoint: str) -> None:
     contract.check_training(gentle(case(model, schedule, checkpoint=checkpoint)))
+
+
+def test_a_recomputation_draws_the_same_random_numbers() -> None:
+    """Plain dropout draws from torch's own generator, in the order of the forward passes; recomputation changes nothing
+    in that."""
+    case = replace(flat(build, Config(), 2, model=DRAWS), dtype="float64")
+    again = replace(flat(build, Config(checkpoint="always"), 2, mode="always", model=DRAWS), dtype="float64")
+    want, got = (contract.run(one, steps=3) for one in (case, again))
+    assert got.losses == want.losses
+    torch.testing.assert_close(got.states[-1]["model"], want.states[-1]["model"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("schedule", "devices"), [("gpipe", 3), ("1f1b", 4), ("interleaved1f1b", 1), ("zbv", 1)])
