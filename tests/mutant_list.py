@@ -513,4 +513,10 @@ MUTANTS = (
     Mutant("a slow moment in which no thread waits for a core", "harness/measure/profile_model.py",
            "slowed = max(clock.slowed(), slowed)", "slowed = clock.slowed()",
            "tests/harness/measure/test_profile_model.py", "known_work_takes_longer"),
+    Mutant("layers that take what their cuts take", "harness/measure/profile_model.py",
+           "return without_cuts(seconds, self.seconds(WHOLE, phase))", "return seconds",
+           "tests/harness/measure/test_profile_model.py", "what_they_take_in_a_stage"),
+    Mutant("a run on a slow machine", "harness/worker/training_loop.py",
+           "max(waited or 1.0, min(self._before, self._pace.look()))", "waited",
+           "tests/harness/worker/test_training_loop.py", "known_work_that_takes_longer"),
 )  # fmt: skip

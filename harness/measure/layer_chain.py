@@ -4,12 +4,12 @@
     backward                     g1 <- [layer 0]  ...  g2 <- [layer 1] <- g3
     skip       layer 0 stashes s | s' popped by layer 5; its gradient waits for layer 0's backward
 
-Storages, gradients and saved tensors are those of the uncut model.
+Storages, gradients and saved tensors are those of the uncut model, which runs as one task, too (`Chain.whole`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +26,8 @@ from harness.runtime.training_state import cast_batch, put_channels_last
 from harness.runtime.values import Value
 
 Phase = Literal["forward", "backward"]
+WHOLE = -1
+"""The index of all layers as one task."""
 Observer = Callable[[int, Phase], AbstractContextManager[object]]
 
 
@@ -69,13 +71,15 @@ class Chain:
         """Forward and backward; parameters' gradients accumulate as those of one micro-batch among several do."""
         self.backward(self.forward(observer), observer)
 
+    def whole(self, observer: Observer) -> None:
+        """`step` without cuts: all layers as one task, of index `WHOLE`, like those of one stage."""
+        with self._autocast(), observer(WHOLE, "forward"):
+            output = _checked(self.layers(self.batch.inputs))
+        _run_backward(zip(tensors(output), self._from_loss(output), strict=True), observer, WHOLE)
+
     def backward(self, tasks: list[Task], observer: Observer) -> None:
         """The backward pass of what `forward` has run, from the loss on."""
-        output = cut(tasks[-1].output)
-        loss = self.model.loss(output, self.batch.targets)
-        if loss.requires_grad:
-            loss.backward()
-        self._backward(tasks, [t.grad for t in tensors(output)], observer)
+        self._backward(tasks, self._from_loss(tasks[-1].output), observer)
 
     def forward(self, observer: Observer) -> list[Task]:
         """Run each layer on its own, under `observer(index, "forward")`."""
@@ -103,12 +107,18 @@ class Chain:
             task, index = tasks.pop(), len(tasks)
             results = [*tensors(task.output), *task.stashed.values()]
             grads += [waiting.pop(name) for name in task.stashed]
-            pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r.requires_grad and g is not None]
-            if pairs:
-                with self._naming(index), observer(index, "backward"):
-                    torch.autograd.backward([r for r, _ in pairs], [g for _, g in pairs])
+            with self._naming(index):
+                _run_backward(zip(results, grads, strict=True), observer, index)
             waiting |= {name: tensor.grad for name, tensor in task.popped.items()}
             grads = [t.grad for t in tensors(task.entry)]
+
+    def _from_loss(self, output: Value) -> list[Tensor | None]:
+        """The gradients of the outputs; None for one that the loss does not depend on."""
+        output = cut(output)
+        loss = self.model.loss(output, self.batch.targets)
+        if loss.requires_grad:
+            loss.backward()
+        return [t.grad for t in tensors(output)]
 
     def _autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
@@ -130,6 +140,14 @@ def cut(value: Value) -> Value:
 def tensors(value: Value) -> list[Tensor]:
     """The tensors of what passes between two layers."""
     return [value] if isinstance(value, Tensor) else list(value)
+
+
+def _run_backward(pairs: Iterable[tuple[Tensor, Tensor | None]], observer: Observer, index: int) -> None:
+    """The backward pass from results on that have a gradient, if there are any."""
+    known = [(result, grad) for result, grad in pairs if result.requires_grad and grad is not None]
+    if known:
+        with observer(index, "backward"):
+            torch.autograd.backward([result for result, _ in known], [grad for _, grad in known])
 
 
 def _cut(tensor: Tensor) -> Tensor:

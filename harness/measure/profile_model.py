@@ -13,15 +13,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import get_args
 
 import torch
+from scipy.optimize import brentq
 
 from harness.core.model_profile import ModelProfile
 from harness.host import devices
 from harness.interfaces import Model
 from harness.measure import work_together
 from harness.measure.count_model import check_arguments, counted
-from harness.measure.layer_chain import Chain, Phase
+from harness.measure.layer_chain import WHOLE, Chain, Phase
 from harness.measure.reference_work import Pace
 from harness.nn import dropout
 from harness.runtime.training_state import intra_op_threads
@@ -35,6 +37,9 @@ QUIET_PACE, MOST_ROUNDS = 1.15, 3
 """Of a round that counts known work takes no more times as long; at most so many times as many rounds as wanted."""
 AHEAD, CYCLES_S = 1.5, 2e9
 """A GPU begins a pass so many times as late as the host took to issue the last one; its cycles in a second."""
+SHORT_S, MOST_PASSES, KEPT = 5e-3, 8, 0.1
+"""Cuts between layers take some 50 µs each, so that those of longer layers do not count. Passes without cuts take about
+so long, and are no more. A layer keeps this share of its time."""
 
 
 def measure(
@@ -75,15 +80,18 @@ def measure(
             say(f"timing layers: round {len(paces)}")
             clock.new_repeat()
             chain.step(clock)
+            for _ in range(clock.passes_without_cuts(len(profile.layers))):
+                chain.whole(clock)
             paces.append(pace.look())
         slowed = clock.keep_quickest(paces, repeats)
         share = 0.0
         if twice and not cuda:
             say("timing layers on two threads")
             share = work_together.lock_share(_pass(chain), _pass(make()))
+    times = (clock.layers(len(profile.layers), phase) for phase in get_args(Phase))
     layers = [
-        replace(layer, forward_s=clock.seconds(index, "forward"), backward_s=clock.seconds(index, "backward"))
-        for index, layer in enumerate(profile.layers)
+        replace(layer, forward_s=forward_s, backward_s=backward_s)
+        for layer, forward_s, backward_s in zip(profile.layers, *times, strict=True)
     ]
     slowed = max(clock.slowed(), slowed)
     return replace(
@@ -173,6 +181,18 @@ class Clock:
             self._passes[phase] = [_slower(seconds, host, phase) for seconds, host in passes]
         return statistics.median(one.get(index, 0.0) for one in self._passes[phase])
 
+    def passes_without_cuts(self, layers: int) -> int:
+        """How many passes the last one shall have after it that are not cut, of which the last one counts: none where
+        its layers are long, and some where all are short, since the micro-batches of a step follow one another."""
+        self._synchronize()
+        pass_s = sum(seconds() for seconds in self._repeats[-1].values())
+        return 0 if pass_s >= 2 * layers * SHORT_S else min(MOST_PASSES, 1 + int(SHORT_S / max(pass_s, 1e-9)))
+
+    def layers(self, count: int, phase: Phase) -> list[float]:
+        """The seconds of the layers: as one by one, without what the cuts take if all of them ran as one task, too."""
+        seconds = [self.seconds(index, phase) for index in range(count)]
+        return without_cuts(seconds, self.seconds(WHOLE, phase))
+
     def slowed(self) -> float:
         """Ratio of the median pass's time to the quickest one's time on a core; at least 1, the first pass left out.
 
@@ -186,6 +206,19 @@ class Clock:
     def _synchronize(self) -> None:
         if self._cuda:
             torch.cuda.synchronize(self._cuda)
+
+
+def without_cuts(seconds: Sequence[float], whole_s: float) -> list[float]:
+    """Times of layers that ran one by one, each less by the same, so that they add up to `whole_s`, what all of them
+    take as one task: each call of a layer, and each of autograd, costs its own. Small ones keep `KEPT` of theirs.
+    0, or a longer time, changes nothing."""
+
+    def less(each_s: float) -> list[float]:
+        return [max(KEPT * one, one - each_s) for one in seconds]
+
+    if not KEPT * sum(seconds) < whole_s < sum(seconds):
+        return list(seconds)
+    return less(brentq(lambda each_s: sum(less(each_s)) - whole_s, 0.0, max(seconds), xtol=1e-12))
 
 
 def _slower(device: dict[Key, Callable[[], float]], host: dict[Key, float], phase: Phase) -> dict[int, float]:

@@ -151,8 +151,8 @@ def busy_machine(records: Sequence[RunRecord | None]) -> str:
     who = f"{len(found)} of {len(ran)} runs" if len(ran) > 1 else "this run"
     again = "them" if len(found) > 1 else "it"
     return (
-        f"{who} had a busy machine: steps took {_range(found)} times what they computed, waiting for a core"
-        f"   -> run {again} again, while nothing else runs"
+        f"{who} had a busy machine: steps took {_range(found)} times as long as on a quiet one, by what threads waited "
+        f"for a core, or known work took before and after   -> run {again} again, while nothing else runs"
     )
 
 

@@ -34,7 +34,7 @@ from harness.config import registry
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.run_files import CONFIG, PLAN, PROFILE
-from harness.host import launched, malloc
+from harness.host import launched, machine, malloc
 from harness.interfaces import OptimizerSpec, SessionSpec
 from harness.launch import failure, fork_server, network, signal_watcher
 from harness.launch.failure import Failure
@@ -125,8 +125,10 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     loop = Loop(config.batch.size, config.steps, config.warmup, tuple(config.launch.profiler))
     when = When(config.launch.checkpoint_every, config.launch.end_checkpoint)
     checkpoints = Checkpoints(folder, int(start), when, say, run_state(folder))
+    here = machine.stored("cpu") if names[0] == "cpu" else None
+    quiet_s = here.reference_s if here else 0.0
     train_session = functools.partial(
-        train_steps, data=data, loop=loop, folder=folder, checkpoints=checkpoints, say=say
+        train_steps, data=data, loop=loop, folder=folder, checkpoints=checkpoints, say=say, quiet_s=quiet_s
     )
     if engine.capabilities.multi_process:  # a process for each device, which enters the session and trains
         opened, mpi = engine.session(model, plan, spec), engine.capabilities.mpi

@@ -18,6 +18,7 @@ from harness.core.trace import Trace
 from harness.host import run_queue
 from harness.interfaces import Data, Model, Session, StepMetrics
 from harness.launch.process_group import is_first_rank
+from harness.measure.reference_work import Pace
 from harness.run.metrics import period_s, phases_s
 from harness.runtime import output_check
 from harness.worker.checkpoints import Checkpoints
@@ -87,6 +88,26 @@ class LineFile:
         self.size += len(data)
 
 
+class _Others:
+    """Other programs, and neighbors of a virtual machine: by how much they slow down what this process does.
+
+    Known work takes `quiet_s` on a quiet machine; 0: nobody knows."""
+
+    def __init__(self, quiet_s: float) -> None:
+        self._pace, self._known = Pace(quiet_s), bool(quiet_s)
+        self._before = self._pace.look()
+        self.begin()
+
+    def begin(self) -> None:
+        self._began = run_queue.of_process()
+
+    def slowed(self) -> float | None:
+        """What threads waited for a core since `begin`, or, if that is more, what known work has taken at least, now
+        and before: 1 for nothing."""
+        waited = run_queue.slowed(self._began, run_queue.of_process())
+        return max(waited or 1.0, min(self._before, self._pace.look())) if self._known else waited
+
+
 def train_steps(
     session: Session,
     data: Data,
@@ -94,6 +115,7 @@ def train_steps(
     folder: Path,
     checkpoints: Checkpoints,
     say: Callable[[str], None] = lambda text: None,
+    quiet_s: float = 0.0,
 ) -> tuple[dict[str, Any], Trace] | None:
     """Train, with a line for each step in `folder/metrics.jsonl`; the metrics and trace of the measured steps.
 
@@ -102,8 +124,9 @@ def train_steps(
     before the last step.
 
     The next batch is made while a step runs; `data_wait_s` is what a step still waited for its own. `slowed` is by how
-    much this process's threads waited for cores in the measured steps. In a race each step waits for its turn, and
-    training ends with the race (`harness.worker.race_turns`).
+    much this process's threads waited for cores in the measured steps, or more, if known work before and after all
+    steps says so: it takes `quiet_s` on a quiet machine (`harness.measure.reference_work`; 0: not known). In a race
+    each step waits for its turn, and training ends with the race (`harness.worker.race_turns`).
     Memory is metered in the last warm-up step, since that costs time; not in the very first one, where optimizers
     have no state yet: it is known for a warm-up of 2 and more. Raises `Diverged` at the first loss or gradient that is
     not finite, and `NeverUpdated` at the end, if the optimizer has skipped every step.
@@ -115,7 +138,11 @@ def train_steps(
     path = folder / METRICS if reports else Path(os.devnull)
     lines = _stored(folder / METRICS) if start else []
     texts = [one.text for one in lines]
-    finite, began, turns = DivergenceCheck(session), run_queue.of_process(), RaceTurns(folder, loop.warmup)
+    finite, others, turns = (
+        DivergenceCheck(session),
+        _Others(quiet_s if reports else 0.0),
+        RaceTurns(folder, loop.warmup),
+    )
     with closing(LineFile(path, start > 0)) as out, Loader(data, loop.batch_size, range(start, total)) as batches:
         for step, (batch, waited) in enumerate(batches, start):
             if (word := turns.before(step)) == "stop":
@@ -123,7 +150,7 @@ def train_steps(
             if word == "end":
                 break
             if step <= loop.warmup:
-                began = run_queue.of_process()
+                others.begin()
             with profiled(folder, loop.profiled, step, say):
                 last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
             finite.after_step(step, last)
@@ -142,8 +169,7 @@ def train_steps(
                 return None
     if last and last.skipped and all(one.skipped for one in lines):
         raise NeverUpdated(f"none of {len(lines)} steps updated a weight: {problem.line(last.skipped)}")
-    slowed = run_queue.slowed(began, run_queue.of_process()) if last else None
-    summary = {**_summary(lines, loop), "slowed": slowed, **vars(memory)}
+    summary = {**_summary(lines, loop), "slowed": others.slowed() if last else None, **vars(memory)}
     summary["bytes_sent"] = last.bytes_sent if last else {}
     if last is None:  # the checkpoint is that of the last step
         return summary, Trace(())

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.core.model_profile import ModelProfile, Tied
 from harness.measure import profile_model
 from harness.measure.count_model import Counts
-from harness.measure.layer_chain import Chain
+from harness.measure.layer_chain import WHOLE, Chain
 from harness.measure.profile_model import Clock, measure
 from harness.nn import dropout
 from tests.support import fake_cuda
@@ -71,11 +71,16 @@ def test_cut_layers_give_the_gradients_of_the_uncut_model(net):
         chain.layers.zero_grad()
         chain.model.loss(chain.layers(chain.batch.inputs), chain.batch.targets).backward()
         uncut = [parameter.grad.clone() for parameter in parameters]
+        chain.layers.zero_grad()
+        seen = []
+        chain.whole(lambda index, phase: seen.append((index, phase)) or torch.enable_grad())
+        whole = [parameter.grad.clone() for parameter in parameters]
         for parameter in parameters:
             parameter.grad.zero_()
         chain.step(idle)
         chain.step(idle)
-    assert all(map(torch.equal, cut, uncut))
+    assert all(map(torch.equal, cut, uncut)) and all(map(torch.equal, whole, uncut))
+    assert seen == [(WHOLE, "forward"), (WHOLE, "backward")]
     assert any(grad.abs().sum() > 0 for grad in cut)
     assert all(map(torch.allclose, [p.grad for p in parameters], [2 * grad for grad in cut]))  # they accumulate
 
@@ -194,11 +199,44 @@ class SlowAtFirst(nn.Module):
         return x
 
 
-def test_the_median_leaves_out_the_warm_up_and_one_outlier():
+def test_the_median_leaves_out_the_warm_up_and_one_outlier(monkeypatch):
+    monkeypatch.setattr(profile_model, "SHORT_S", 0.0)
     (layer,) = measure(Net(lambda: nn.Sequential(SlowAtFirst()), (2,)), 1, "float32", "cpu", repeats=3).layers
     assert layer.forward_s < 0.01
     (layer,) = measure(Net(lambda: nn.Sequential(SlowAtFirst()), (2,)), 1, "float32", "cpu", repeats=2).layers
     assert layer.forward_s > 0.01  # the median of two is their mean: the outlier was really there
+
+
+@pytest.mark.parametrize(
+    ("seconds", "whole_s", "left"),
+    [
+        ([3.0, 1.0, 8.0], 9.0, [1.95, 0.1, 6.95]),  # 1.05 less each, but a tenth is kept
+        ([3.0, 2.0, 8.0], 10.0, [2.0, 1.0, 7.0]),
+        ([3.0, 0.0, 8.0], 9.0, [2.0, 0.0, 7.0]),  # one without a backward pass has none
+        ([3.0, 2.0], 5.5, [3.0, 2.0]),
+        ([3.0, 2.0], 0.0, [3.0, 2.0]),  # never run as one task
+        ([3.0, 2.0], 0.2, [3.0, 2.0]),
+        ([0.0, 0.0], 0.0, [0.0, 0.0]),
+    ],
+)
+def test_what_cuts_take_is_left_out(seconds, whole_s, left):
+    assert profile_model.without_cuts(seconds, whole_s) == pytest.approx(left)
+
+
+class Cut(nn.Linear):
+    """What it takes to call it by itself is 5 ms: it is not the first one of its pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.005 if x.grad_fn is None else 0)
+        return super().forward(x)
+
+
+def test_layers_take_what_they_take_in_a_stage():
+    """Four layers in a chain take as long as one call: each of them a quarter."""
+    net = Net(lambda: nn.Sequential(*(Cut(2, 2) for _ in range(4))), (2,))
+    found = measure(net, 1, "float32", "cpu", repeats=2).layers
+    assert sum(layer.forward_s for layer in found) == pytest.approx(0.005, rel=0.3)
+    assert max(layer.forward_s for layer in found) < 0.0025
 
 
 class Hands:
@@ -320,7 +358,10 @@ def test_one_thread_in_training_with_keyed_dropout_and_nothing_left_changed():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert Witness.seen == [(1, True, True)] * (1 + 1 + 2)
+    passes = 1 + 3 * (
+        1 + profile_model.MOST_PASSES
+    )  # the count, the warm-up and two rounds, each with and without cuts
+    assert Witness.seen == [(1, True, True)] * passes
     assert torch.equal(torch.get_rng_state(), generator)
     assert profile.times == "measured"
     assert profile.source.endswith(f", 1 thread, torch {torch.__version__}")

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,6 +136,15 @@ def test_batches_are_made_while_steps_run(tmp_path):
     assert metrics["data_wait_s"] == pytest.approx(0.02, abs=0.015)
     assert made == list(range(6))
     assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
+
+
+@pytest.mark.parametrize(("quiet_s", "slowed"), [(1e-6, True), (100.0, False)])
+def test_known_work_that_takes_longer_before_and_after_the_steps_slows_them_down(tmp_path, quiet_s, slowed):
+    """Also where no thread waits for a core: neighbors of a virtual machine take its memory's bandwidth."""
+    loop, checkpoints, generator = Loop(8, steps=2, warmup=1), Checkpoints(tmp_path), torch.get_rng_state()
+    metrics, _ = train_steps(Session(), Counting(), loop, tmp_path, checkpoints, quiet_s=quiet_s)
+    assert (metrics["slowed"] > 100) == slowed and metrics["slowed"] >= 1
+    assert torch.equal(torch.get_rng_state(), generator)
 
 
 def test_lines_are_there_while_training_goes_on(tmp_path):
