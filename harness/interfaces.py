@@ -127,10 +127,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Features that an engine supports. The first of `dtypes` and of `optimizers` is the one that fixes offer."""
+    """Features that an engine supports. The first of `dtypes` and of `optimizers` is the one that fixes offer.
+
+    `fused` are those of `optimizers` whose fused kernels it takes (`optimizer.fused`)."""
 
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
     optimizers: tuple[str, ...] = ("sgd", "adam", "adamw")
+    fused: tuple[str, ...] = ("sgd", "adam", "adamw")
     pipeline: bool = True
     data: bool = False
     tensor: bool = False

@@ -224,7 +224,13 @@ def _dtype(config: DictConfig, can: Capabilities) -> list[Problem]:
 def _optimizer(config: DictConfig, can: Capabilities) -> list[Problem]:
     name = config.optimizer.name
     if name in can.optimizers:
-        return []
+        return _fused(config, can) if config.optimizer.fused and name not in can.fused else []
     message = f"{_engine(config, can, 'optimizers')} takes {', '.join(can.optimizers)}"
     fixes = _or_instead({"optimizer.name": can.optimizers[0]}, can, "optimizers")
     return [Problem("optimizer.name", name, message, fixes)]
+
+
+def _fused(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """A fused kernel that the engine's optimizer does not have."""
+    message = f"engine={config.engine.name} has no fused kernel for optimizer.name={config.optimizer.name}"
+    return [Problem("optimizer.fused", True, message, ({"optimizer.fused": False},))]

@@ -160,6 +160,15 @@ def test_a_setting_of_the_engine_that_is_in_the_way_is_offered_to_be_changed():
     assert request.request(config(optimizer__name="adam"), can, EIGHT) == []
 
 
+def test_a_fused_kernel_that_an_engine_does_not_have():
+    can = Capabilities(fused=("adam",))
+    assert rows(request.request(config(optimizer__fused=True), can, EIGHT)) == [
+        ("optimizer.fused", True, ["optimizer.fused=false"])
+    ]
+    assert request.request(config(optimizer__fused=True, optimizer__name="adam"), can, EIGHT) == []
+    assert request.request(config(optimizer__fused=False), can, EIGHT) == []
+
+
 def test_planning_for_a_described_cluster_is_fine():
     assert request.request(config(cluster__name="flat", mode="plan"), PIPELINE, EIGHT) == []
 
