@@ -79,12 +79,17 @@ class BatchShape:
     micro_batches: int
 
 
+Refused = Callable[[Plan], Sequence[Problem]]
+"""What keeps a plan with other stages from running: layers that must be in one stage, and what the engine refuses."""
+
+
 @dataclass(frozen=True)
 class PlanRequest:
     """The request to a planner, in addition to profile and cluster: the mesh, the batch, activation checkpointing.
 
     `placement[j]` is the device of stage j, for engines that have several stages on a device; without it there are
-    `pipeline` stages, stage j on device j. `layers` are those of the model, where it is known.
+    `pipeline` stages, stage j on device j. `layers` are those of the model, where it is known. `refused` says why the
+    engine cannot run a plan, for planners that have another one.
     """
 
     batch: BatchShape
@@ -94,6 +99,7 @@ class PlanRequest:
     recompute: str = "never"
     placement: tuple[int, ...] = ()
     layers: int | None = None
+    refused: Refused = lambda plan: ()
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -271,10 +277,6 @@ class Session(Protocol):
     def trace(self) -> Trace:
         """The last steps, at most `harness.core.trace.KEPT_STEPS` of them."""
         ...
-
-
-Refused = Callable[[Plan], Sequence[Problem]]
-"""What keeps a plan with other stages from running: layers that must be in one stage, and what the engine refuses."""
 
 
 class Engine(ABC):

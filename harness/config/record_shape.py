@@ -26,7 +26,8 @@ FIGURES: dict[str, Any] = {
     **dict.fromkeys(("first_loss", "tokens_per_s", "data_wait_s", "model_flops_per_s", "percent_of_peak"), Number),
     **dict.fromkeys(("hardware_flops_per_s", "hardware_percent_of_peak", "communication_s", "held_bytes"), Number),
     **dict.fromkeys(
-        ("one_device_s", "least_s", "least_of_any_s", "contiguous_s", "first_phase_s", "skipped_steps"), Number
+        ("one_device_s", "least_s", "least_of_any_s", "whole_s", "contiguous_s", "first_phase_s", "skipped_steps"),
+        Number,
     ),
     **dict.fromkeys(("parameters", "in_flight", "threads", "slowed", "quickest_computing_s"), Number),
     "reserved_memory_bytes": Numbers,

@@ -116,7 +116,6 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
     model = memory_model(config, engine, wanted, profile)
     request = engine_support.plan_request(config, engine, wanted, len(profile.layers))
     refuse(engine.refuses(request, profile.dtype, cluster))
-    plan = planner.plan(profile, cluster, model, request)
 
     def refused(one: Plan) -> list[Problem]:
         return plan_fits.check_plan(config, one, wanted, len(profile.layers), cluster) or [
@@ -125,6 +124,7 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
             *engine.check(one, profile, cluster, model),
         ]
 
+    plan = planner.plan(profile, cluster, model, replace(request, refused=refused))
     refuse(refused(plan))
     plan = engine.ordered(plan, profile, cluster, model, refused)
     if plan.mesh.tensor > 1:

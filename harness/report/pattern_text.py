@@ -29,6 +29,7 @@ BOUND = "lower bound"
 OTHER_PERIODS = {
     "least_s": (BOUND, "of whole stages, one device having several"),
     "least_of_any_s": (BOUND, "of any schedule"),
+    "whole_s": ("", "the best stages whose layers run as one block"),
     "contiguous_s": ("", "the best consecutive stages"),
 }
 """Periods that a planner may report in addition to that of its plan."""

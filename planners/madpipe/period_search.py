@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -20,7 +19,7 @@ from planners.periodic.layer_ticks import Chain
 from planners.periodic.milp import layers_apart, solve
 from planners.periodic.min_memory import pack_layers
 from planners.periodic.min_period import fixed_point, stages_from_runs
-from planners.periodic.reassign_devices import improve
+from planners.periodic.reassign_devices import SLICE_S, improve, without_needless_cuts
 from planners.periodic.task_times import Timing
 
 if TYPE_CHECKING:
@@ -34,20 +33,26 @@ TIGHTER = (0.97, 0.94, 0.9, 0.85, 0.8)
 SAME = Fraction(1, 10**9)
 """Relative difference below which periods are equal (ticks are rounded). Then consecutive stages are preferred."""
 SMALL, SMALL_DEVICE = 40, 12
-"""Layers of a chain, and of a device, up to which they may run apart: more are too many for the integer program."""
+"""Blocks of a chain, and of a device, that run apart at most: more are too many for the integer program."""
+NEAR = Fraction(1, 1000)
+"""How far above the least period of any schedule nothing better is looked for."""
+WHOLE = 0.5
+"""The share of the time limit for whole stages, where layers may run apart, too."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best plan, and in ticks: the period of the first phase, that of the best contiguous plan, and `least`.
+    """The best plan, and the best ones of whole stages and of consecutive ones; `whole` is `timing` where no layers
+    run apart, and there may be no consecutive one. In ticks: the period of the first phase, and `least`.
 
     `least` is a lower bound for plans of whole stages with one special device (None for the published search, which
     proves nothing, and where only more special devices are enough). `finished`: the second phase had enough time.
     """
 
     timing: Timing
+    whole: Timing
+    contiguous: Timing | None
     first_phase: Fraction
-    contiguous: Fraction | None
     least: Fraction | None
     finished: bool
 
@@ -89,7 +94,7 @@ def _published(chain: Chain, devices: int, config: Config) -> SearchResult | Non
     solved = solve(chain, bound.stages, config.limit_s)
     if solved.timing is None:
         return None
-    return SearchResult(solved.timing, Fraction(bound.period), None, None, solved.finished)
+    return SearchResult(solved.timing, solved.timing, None, Fraction(bound.period), None, solved.finished)
 
 
 class _Exact:
@@ -98,7 +103,9 @@ class _Exact:
 
     def __init__(self, chain: Chain, devices: int, config: Config) -> None:
         self.chain, self.devices, self.config = chain, devices, config
-        self.end_s = time.monotonic() + config.limit_s
+        begun_s = time.monotonic()
+        self.last_s = begun_s + config.limit_s
+        self.end_s = begun_s + config.limit_s * (1 if config.atomic else WHOLE)
         self.best: Timing | None = None
         self.earlier: list[Timing] = []
         self.finished = True
@@ -122,13 +129,15 @@ class _Exact:
         assert first is not None
         if self.config.reassign:
             self._reassign(first if bound else Fraction(0))
-        if not self.config.atomic and self.chain.layers <= SMALL:
-            self._apart(bound.stages if bound else self.best.stages)
-        whole = Fraction(consecutive[0]) if consecutive else None
-        if consecutive is not None and self.best.period > consecutive[0] * (1 - SAME):
-            self.best = self.earlier[0]
+        contiguous = self.earlier[0] if consecutive else None
+        if contiguous is not None and self.best.period > contiguous.period * (1 - SAME):
+            self.best = contiguous
+        whole = self.best
+        if not self.config.atomic:
+            self.end_s = self.last_s
+            self._apart(bound.stages if bound else whole.stages)
         least = first - (self.chain.duplex == "full") if bound else None  # there it is rounded up to a tick
-        return SearchResult(self.best, first, whole, least, self.finished)
+        return SearchResult(self.best, whole, contiguous, first, least, self.finished)
 
     def _allocations(self, period: int, stages: Allocation) -> Iterator[Allocation]:
         """Yields the allocations to try, the most promising first, each once."""
@@ -184,20 +193,23 @@ class _Exact:
                 self.best = better
 
     def _apart(self, stages: Allocation) -> None:
-        """Tries the layers of the best stages, and of those of the first phase, as separate stages; then on other
-        devices."""
-        for whole in dict.fromkeys((*([self.best.stages] if self.best else []), stages)):
-            layers = layers_apart(whole)
-            if max(Counter(layer.device for layer in layers).values()) > SMALL_DEVICE:
-                continue
-            solved = solve(self.chain, layers, self._left_s())
+        """Tries the layers of the best stages, of those of the first phase and of all others so far as separate stages;
+        then on other devices."""
+        assert self.best is not None
+        near = least_period(self.chain, self.devices) * (1 + NEAR)
+        most = min(SMALL_DEVICE, max(1, SMALL // self.devices))
+        wholes = (self.best.stages, stages, *(timing.stages for timing in reversed(self.earlier)))
+        for layers in dict.fromkeys(layers_apart(self.chain, whole, most) for whole in wholes):
+            if self.best.period <= near:
+                return
+            solved = solve(self.chain, layers, min(SLICE_S, self._left_s()))
             self.finished &= solved.finished
             timing = solved.timing
             if timing is not None and self.config.reassign:
                 timing, enough = improve(self.chain, timing, self.devices, self._left_s())
                 self.finished &= enough
-            if timing is not None and (self.best is None or timing.period < self.best.period):
-                self.best = timing
+            if timing is not None and timing.period < self.best.period * (1 - SAME):
+                self.best = without_needless_cuts(timing)
 
     def _left_s(self) -> float:
         return max(0.0, self.end_s - time.monotonic())

@@ -34,8 +34,10 @@ class Config:
     80 layers."""
     iterations: int = 10
     """Iterations of Algorithm 1 (K in the paper), for planner.allocation=published."""
-    atomic: bool = True
-    """Run the layers of a stage as one block; false: they may also run apart, up to 40 layers, 12 on a device."""
+    atomic: bool = False
+    """Run the layers of a stage as one block, as the paper does. Else they may also run apart, in at most 12 blocks on
+    a device and 40 in all, if that makes the period shorter and the engine can run it; not with
+    planner.allocation=published."""
     reassign: bool = True
     """Let stages change devices after the integer program."""
     limit_s: float = 8.0
@@ -56,9 +58,6 @@ def check(config: Config) -> list[Problem]:
     problems = one_of("planner.duplex", config.duplex, DUPLEXES) + one_of(
         "planner.allocation", config.allocation, PHASES
     )
-    if config.allocation == "published" and not config.atomic:
-        message = "is for planner.allocation=exact, planner.allocation is published"
-        problems.append(Problem("planner.atomic", False, message, ({"planner.atomic": True},)))
     problems += at_least("planner.iterations", config.iterations, 1, fix=10)
     return problems + above_0("planner.limit_s", config.limit_s, 8)
 
@@ -73,20 +72,15 @@ class MadPipe:
         self.config = config
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """Returns a plan. `predicted` is that of `timing_to_plan.to_plan`, and in seconds: `first_phase_s`,
-        `contiguous_s` (the best consecutive stages; None where nothing fits, or where they were not searched),
-        `least_s` (the lower bound for whole stages with one special device), `least_of_any_s` (the lower bound for any
-        schedule), and `finished`.
+        """Returns the best plan that the engine can run. `predicted` is that of `timing_to_plan.to_plan`, and in
+        seconds: `first_phase_s`, `whole_s` and `contiguous_s` (the best stages whose layers run as one block, and the
+        best consecutive ones; None where nothing fits, or where they were not searched), `least_s` (the lower bound for
+        whole stages with one special device), `least_of_any_s` (the lower bound for any schedule), and `finished`.
 
-        Raises NoPlan for more devices than layers, for a profile without times, for more layers than the configured
+        Raises NoPlan for more devices than layers, for a profile without times, for more layers than the published
         search can take, and where nothing fits.
         """
-        from planners.madpipe.period_search import SMALL
-
         chain = timing_to_plan.requested_chain(profile, cluster, memory, request, self.config.duplex, "madpipe")
-        if not self.config.atomic and chain.layers > SMALL:
-            message = f"is for at most {SMALL} layers, the model has {chain.layers}"
-            raise NoPlan(Problem("planner.atomic", False, message, ({"planner.atomic": True},)))
         if self.config.allocation == "published" and chain.layers > MOST_LAYERS:
             message = f"takes minutes for more than {MOST_LAYERS} layers, the model has {chain.layers}"
             raise NoPlan(Problem("planner.allocation", "published", message, (EXACT,)))
@@ -102,7 +96,10 @@ class MadPipe:
             raise self._none(chain, result, cluster, request)
         if not timing_to_plan.equal_links(cluster):  # a bound for the slowest link is none where others are faster
             result = replace(result, least=None)
-        return timing_to_plan.to_plan(result.timing, request, _predicted(chain, result, request.pipeline))
+        predicted = _predicted(chain, result, request.pipeline)
+        timings = filter(None, (result.timing, result.whole, result.contiguous))
+        plans = [timing_to_plan.to_plan(timing, request, predicted) for timing in timings]
+        return next((plan for plan in plans if not request.refused(plan)), plans[0])
 
     def _none(self, chain: Chain, needed: int, cluster: Cluster, request: PlanRequest) -> NoPlan:
         published = self.config.allocation == "published"
@@ -121,7 +118,8 @@ def _predicted(chain: Chain, result: SearchResult, devices: int) -> dict[str, ob
 
     return {
         "first_phase_s": seconds(result.first_phase),
-        "contiguous_s": seconds(result.contiguous),
+        "whole_s": seconds(result.whole.period),
+        "contiguous_s": seconds(result.contiguous.period if result.contiguous else None),
         "least_s": seconds(result.least),
         "least_of_any_s": seconds(least_period(chain, devices)),
         "finished": result.finished,

@@ -26,7 +26,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise
@@ -86,12 +86,34 @@ def solve(chain: Chain, stages: Sequence[Stage], limit_s: float, below: Fraction
     return Solved(best, bound, finished)
 
 
-def layers_apart(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+def layers_apart(chain: Chain, stages: Sequence[Stage], most: int) -> tuple[Stage, ...]:
     """Makes every layer a stage, on the same device, so that the layers of a stage need not run as one block.
 
-    There is no message, and no buffer, between stages on one device.
+    Where a device has more than `most` layers, they are that many blocks: again and again the block with the most work
+    is cut where its halves differ least. There is no message, and no buffer, between stages on one device.
     """
-    return tuple(Stage(layer, layer, stage.device) for stage in stages for layer in range(stage.first, stage.last + 1))
+    found = list(stages)
+    for device in sorted({stage.device for stage in stages}):
+        while sum(stage.device == device for stage in found) < most:
+            long = [stage for stage in found if stage.device == device and stage.first < stage.last]
+            if not long:
+                break
+            largest = max(long, key=lambda stage: _work(chain, stage.first, stage.last))
+            place = found.index(largest)
+            found[place : place + 1] = _halves(chain, largest)
+    return tuple(found)
+
+
+def _work(chain: Chain, first: int, last: int) -> int:
+    return chain.loads[last + 1] - chain.loads[first]
+
+
+def _halves(chain: Chain, stage: Stage) -> list[Stage]:
+    def differ(last: int) -> int:
+        return abs(_work(chain, stage.first, last) - _work(chain, last + 1, stage.last))
+
+    last = min(range(stage.first, stage.last), key=differ)
+    return [replace(stage, last=last), replace(stage, first=last + 1)]
 
 
 @dataclass(frozen=True)

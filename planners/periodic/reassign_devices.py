@@ -13,7 +13,7 @@ from planners.periodic.bounds import lower_bound
 from planners.periodic.greedy import quick
 from planners.periodic.layer_ticks import Chain
 from planners.periodic.milp import solve
-from planners.periodic.task_times import Timing
+from planners.periodic.task_times import Timing, task_positions
 
 SLICE_S = 2.0
 """The most seconds for one assignment."""
@@ -122,6 +122,40 @@ def join_adjacent(stages: Sequence[Stage]) -> list[Stage]:
         else:
             joined.append(stage)
     return joined
+
+
+def without_needless_cuts(timing: Timing) -> Timing:
+    """Joins adjacent stages of a device that run one right after the other both ways, if that fits into its memory: the
+    same tasks at the same times, and fewer of them.
+
+        device 0   |F0|F1|  .  |B1|B0|    ->    |=F0=|  .  |=B0=|
+    """
+    number = 1
+    while number < len(timing.stages):
+        joined = _joined(timing, number)
+        if joined is None:
+            number += 1
+        else:
+            timing = joined
+    return timing
+
+
+def _joined(timing: Timing, number: int) -> Timing | None:
+    """The timing with a stage as part of the one before it; None where that cannot be."""
+    stages, starts, tasks = timing.stages, timing.starts, timing.tasks
+    before, stage = stages[number - 1], stages[number]
+    if before.device != stage.device:
+        return None
+    places = task_positions(tasks)
+    f0, f1, b1, b0 = (
+        places[j, kind] for j, kind in ((number - 1, "F"), (number, "F"), (number, "B"), (number - 1, "B"))
+    )
+    if starts[f1] != starts[f0] + tasks[f0].ticks or starts[b0] != starts[b1] + tasks[b1].ticks:
+        return None
+    whole = (*stages[: number - 1], replace(before, last=stage.last), *stages[number + 1 :])
+    kept = tuple(start for place, start in enumerate(starts) if place not in (f1, b0))
+    found = Timing(timing.chain, whole, timing.period, kept)
+    return found if max(found.memory().values()) <= timing.chain.memory else None
 
 
 def _renumbered(stages: Sequence[Stage]) -> Allocation:

@@ -17,7 +17,7 @@ from planners.periodic.reassign_devices import join_adjacent
 from tests.planners.periodic.brute_force import allocations, check, optimum
 from tests.planners.periodic.contiguous_cases import chain
 
-OPTIONS = Config()
+OPTIONS = Config(atomic=True)
 
 
 def drawn(seed: int) -> tuple[Chain, int]:
@@ -37,10 +37,43 @@ def drawn(seed: int) -> tuple[Chain, int]:
     ), some.randint(2, 3)  # fmt: skip
 
 
+def hard(seed: int) -> tuple[Chain, int]:
+    """A chain of 7 or 8 layers of up to 27 ticks, little memory, and 2 or 3 devices."""
+    some = random.Random(1000 + seed)
+    layers = some.randint(7, 8)
+
+    def numbers(low: int, high: int, count: int = layers) -> tuple[int, ...]:
+        return tuple(some.randint(low, high) for _ in range(count))
+
+    def inner(high: int) -> tuple[int, ...]:
+        return (0, *numbers(0, high, layers - 1), 0)
+
+    return Chain(
+        numbers(1, 9), numbers(1, 18), numbers(0, 4), numbers(1, 6), inner(3), inner(3), inner(2),
+        some.randint(3 * layers, 8 * layers),
+    ), some.randint(2, 3)  # fmt: skip
+
+
+@pytest.mark.usefixtures("computation")
+def test_on_hard_chains_it_is_within_a_percent_of_the_optimum() -> None:
+    """docs/howto/plan_a_pipeline.md says so: 1.006, and 1.031 of whole stages."""
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    for seed in range(20):
+        some, devices = hard(seed)
+        true = optimum(some, devices)
+        for atomic in (True, False) if true else ():
+            found = search(some, devices, Config(atomic=atomic, limit_s=5.0))
+            assert isinstance(found, SearchResult) and true
+            check(found.timing)
+            ratios[atomic].append(float(found.timing.period / true.period))
+    whole, apart = (math.exp(sum(map(math.log, ones)) / len(ones)) for ones in ratios.values())
+    assert len(ratios[True]) == 19 and 1 <= apart <= 1.01 < whole
+
+
 @pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize("atomic", [True, False])
 def test_never_below_the_optimum_and_near_it(atomic: bool) -> None:
-    """At most 3 % above it on geometric average, and never without a plan where there is one."""
+    """At most 3 % above it on geometric average, 1 % by default, and never without a plan where there is one."""
     ratios = []
     for seed in range(60):
         some, devices = drawn(seed)
@@ -53,7 +86,7 @@ def test_never_below_the_optimum_and_near_it(atomic: bool) -> None:
         assert least_period(some, devices) <= true.period <= found.timing.period
         ratios.append(float(found.timing.period / true.period))
     assert len(ratios) > 50
-    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) <= 1.03
+    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) <= (1.03 if atomic else 1.01)
 
 
 def test_whole_stages_are_never_below_their_bound() -> None:
@@ -61,7 +94,7 @@ def test_whole_stages_are_never_below_their_bound() -> None:
         some, devices = drawn(seed)
         found, whole = search(some, devices, OPTIONS), best(some, devices)
         if isinstance(found, SearchResult) and whole is not None:
-            assert found.contiguous == whole[0] and found.timing.period <= whole[0]
+            assert found.contiguous and found.contiguous.period == whole[0] and found.timing.period <= whole[0]
             special = [stage.device for stage in found.timing.stages]
             if sum(special.count(device) > 1 for device in set(special)) <= 1 and found.least is not None:
                 assert found.least <= found.timing.period
@@ -85,7 +118,7 @@ def test_tasks_without_time_are_no_hole_in_memory() -> None:
 
 def test_time_that_was_short_is_reported() -> None:
     some = drawn(7)[0]
-    hurried = [search(drawn(seed)[0], 3, Config(limit_s=1e-9)) for seed in range(40)]
+    hurried = [search(drawn(seed)[0], 3, replace(OPTIONS, limit_s=1e-9)) for seed in range(40)]
     unfinished = [found for found in hurried if isinstance(found, SearchResult) and not found.finished]
     assert unfinished and all(found.least is None or found.timing.period > found.least for found in unfinished)
     patient = search(some, 2, OPTIONS)
@@ -99,6 +132,8 @@ def test_layers_apart_can_beat_every_schedule_of_whole_stages() -> None:
     whole, apart = (search(some, 2, Config(atomic=atomic)) for atomic in (True, False))
     assert isinstance(whole, SearchResult) and isinstance(apart, SearchResult)
     assert apart.timing.period == 15 and whole.timing.period >= 20
+    assert apart.whole == whole.timing == whole.whole
+    assert [stage.device for stage in apart.timing.stages] == [0, 1, 1, 0]
 
 
 def test_the_published_search_stands_alone() -> None:
@@ -138,8 +173,8 @@ def test_of_equal_periods_consecutive_stages_are_taken() -> None:
     some = chain([(half, half - 1), (half, half), (1, 0)])
     found = search(some, 2, OPTIONS)
     assert isinstance(found, SearchResult) and found.contiguous is not None and found.least is not None
-    assert found.least < found.contiguous < found.least * (1 + SAME)
-    assert found.timing.period == found.contiguous
+    assert found.least < found.contiguous.period < found.least * (1 + SAME)
+    assert found.timing == found.contiguous
     assert [stage.device for stage in found.timing.stages] == [0, 1]
 
 

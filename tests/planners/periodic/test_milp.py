@@ -15,6 +15,7 @@ from planners.periodic.milp import _Program, layers_apart, solve
 from planners.periodic.retiming import laps_from_starts, retime
 from tests.planners.periodic.brute_force import allocations, chains, check, optimum
 from tests.planners.periodic.brute_force_period import shortest
+from tests.planners.periodic.contiguous_cases import chain
 from tests.tiers import examples
 
 ZIGZAG = (Stage(0, 0, 0), Stage(1, 1, 1), Stage(2, 2, 0))
@@ -144,13 +145,19 @@ def test_twelve_stages_on_eight_devices_are_solved_within_a_minute() -> None:
     check(found.timing)
 
 
-def test_layers_apart_are_the_same_layers_on_the_same_devices() -> None:
-    assert layers_apart((Stage(0, 1, 0), Stage(2, 2, 1), Stage(3, 3, 0))) == (
-        Stage(0, 0, 0),
-        Stage(1, 1, 0),
-        Stage(2, 2, 1),
-        Stage(3, 3, 0),
-    )
+@pytest.mark.parametrize(
+    ("most", "ranges"),
+    [
+        (9, [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]),
+        (3, [(0, 1), (2, 2), (3, 3), (4, 4)]),  # 1 + 1 ticks, 4 and 2: the block of 6 is cut
+        (2, [(0, 2), (3, 3), (4, 4)]),
+        (1, [(0, 2), (3, 3), (4, 4)]),  # what is apart stays apart
+    ],
+)
+def test_layers_apart_are_the_same_layers_on_the_same_devices(most: int, ranges: list[tuple[int, int]]) -> None:
+    some = chain([(1, 0), (1, 0), (4, 0), (1, 0), (2, 0)])
+    found = layers_apart(some, (Stage(0, 2, 0), Stage(3, 3, 1), Stage(4, 4, 0)), most)
+    assert found == tuple(Stage(first, last, int(first == 3)) for first, last in ranges)
 
 
 def test_layers_that_do_not_run_as_one_block_beat_all_whole_stages() -> None:
@@ -159,7 +166,7 @@ def test_layers_that_do_not_run_as_one_block_beat_all_whole_stages() -> None:
     cut = (0, 1, 0, 0, 0)
     chain = Chain(ticks, tuple(2 * t for t in ticks), (0,) * 4, (2, 2, 2, 3), cut, cut, (0,) * 5, 7)
     stages = (Stage(0, 0, 0), Stage(1, 2, 1), Stage(3, 3, 0))
-    apart, whole = solve(chain, layers_apart(stages), 60), solve(chain, stages, 60)
+    apart, whole = solve(chain, layers_apart(chain, stages, 4), 60), solve(chain, stages, 60)
     assert apart.timing is not None and whole.timing is not None
     check(apart.timing)
     assert apart.timing.period == 15

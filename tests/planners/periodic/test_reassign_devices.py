@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
+
 from hypothesis import given, settings
 
 from harness.core.plan import Stage
 from planners.periodic.bounds import sequential
 from planners.periodic.layer_ticks import Chain
 from planners.periodic.milp import solve
-from planners.periodic.reassign_devices import improve, join_adjacent, neighbours
+from planners.periodic.reassign_devices import improve, join_adjacent, neighbours, without_needless_cuts
+from planners.periodic.task_times import Timing
 from tests.planners.periodic.brute_force import chains, check, optimum
 from tests.tiers import examples
 
@@ -60,3 +64,21 @@ def test_it_is_valid_never_worse_and_never_below_the_optimum(chain: Chain) -> No
     best = optimum(chain, 3)
     assert best is not None
     assert best.period <= found.period <= start.period
+
+
+def test_stages_that_run_one_right_after_the_other_are_one() -> None:
+    """Of three on a device, the first two in both directions; and only if their activations, from the first one's start
+    on, fit."""
+    nothing = (0,) * 4
+    some = Chain((1, 1, 1), (2, 2, 2), (0,) * 3, (1, 1, 1), nothing, nothing, nothing, 3)
+    stages = (Stage(0, 0, 0), Stage(1, 1, 0), Stage(2, 2, 0))
+    timing = Timing(some, stages, Fraction(10), tuple(map(Fraction, (0, 1, 3, 4, 6, 8))))
+    found = without_needless_cuts(timing)
+    check(found)
+    assert found.stages == (Stage(0, 1, 0), Stage(2, 2, 0)) and found.starts == (0, 3, 4, 6)
+    late = replace(timing, starts=tuple(map(Fraction, (0, 2, 3, 4, 6, 9))))
+    assert without_needless_cuts(late).stages == (Stage(0, 0, 0), Stage(1, 2, 0))
+    full = replace(timing, chain=replace(some, memory=2))
+    assert without_needless_cuts(full) == full
+    two = replace(timing, stages=(Stage(0, 0, 0), Stage(1, 1, 1), Stage(2, 2, 0)))
+    assert without_needless_cuts(two) == two
