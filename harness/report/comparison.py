@@ -144,31 +144,41 @@ def slowed(record: RunRecord) -> float | None:
 
 def busy_machine(records: Sequence[RunRecord | None]) -> str:
     """Of measured runs some of which had to share their cores with other programs: by how much. Empty without one."""
-    ran = [record for record in records if record and record.status == "ok" and record.source == "measured"]
+    ran = _measured(records)
     found = sorted(filter(None, map(slowed, ran)))
     if not found:
         return ""
-    who = f"{len(found)} of {len(ran)} runs" if len(ran) > 1 else "this run"
-    again = "them" if len(found) > 1 else "it"
     return (
-        f"{who} had a busy machine: steps took {_range(found)} times as long as on a quiet one, by what threads waited "
-        f"for a core, or known work took before and after   -> run {again} again, while nothing else runs"
+        f"{_some(found, ran)} had a busy machine: steps took {_range(found)} times as long as on a quiet one, by what "
+        "threads waited for a core, or known work took before and after"
+        f"   -> run {_them(found)} again, while nothing else runs"
     )
 
 
 def disturbed_machine(records: Sequence[RunRecord | None]) -> str:
     """Of measured runs that took longer than predicted since something slowed them down now and then: by how much.
     Empty without one, and for those that `busy_machine` counts."""
-    ran = [record for record in records if record and record.status == "ok" and record.source == "measured"]
+    ran = _measured(records)
     found = sorted(filter(None, (disturbed(record) for record in ran if not slowed(record))))
     if not found:
         return ""
-    who = f"{len(found)} of {len(ran)} runs" if len(ran) > 1 else "this run"
-    its, again = ("their", "them") if len(found) > 1 else ("its", "it")
     return (
-        f"{who} had slow moments: computing took {_range(found)} times what {its} tasks take in their quickest steps, "
-        f"and longer than predicted; the neighbors of a virtual machine can do that   -> run {again} again"
+        f"{_some(found, ran)} had slow moments: computing took {_range(found)} times what tasks take in the quickest "
+        "steps, and longer than predicted; the neighbors of a virtual machine can do that"
+        f"   -> run {_them(found)} again"
     )
+
+
+def _measured(records: Sequence[RunRecord | None]) -> list[RunRecord]:
+    return [record for record in records if record and record.status == "ok" and record.source == "measured"]
+
+
+def _some(found: Sequence[float], ran: Sequence[RunRecord]) -> str:
+    return f"{len(found)} of {len(ran)} runs" if len(ran) > 1 else "this run"
+
+
+def _them(found: Sequence[float]) -> str:
+    return "them" if len(found) > 1 else "it"
 
 
 def disturbed(record: RunRecord) -> float | None:

@@ -37,7 +37,7 @@ def test_it_is_not_named_where_something_else_explains_it() -> None:
     assert "busy machine" in text
     assert not notes(ran(parts_s={"computing": 0.14}))
     (text,) = notes(ran(quickest_computing_s=0.14))
-    assert text.startswith("note: this run had slow moments: computing took 2.14 times what its tasks take in")
+    assert text.startswith("note: this run had slow moments: computing took 2.14 times what tasks take in the quickest")
     assert not notes(ran(parts_s={"computing": 0.11}, quickest_computing_s=0.05)), "no longer than predicted"
     both = notes(ran(quickest_computing_s=0.2))
     assert len(both) == 2 and "2.0 times as long as predicted, even in its quickest steps" in both[1]
