@@ -160,7 +160,8 @@ def test_steps_with_slow_moments_are_noted(quick_s: float | None, predicted_s: f
         return replace(ran("gpipe", 1.0, metrics=found), predicted={"parts_s": {"computing": predicted_s}})
 
     one = moments(quick_s, predicted_s)
-    assert disturbed_machine([one]).startswith("this run had slow moments: computing took 1.20 times what tasks take") == noted
+    own = "this run had slow moments: computing took 1.20 times what tasks"
+    assert disturbed_machine([one]).startswith(own) == noted
     others = [None, moments(0.4, 0.4), moments(0.4, 0.4, slowed=2.0), ran("ddp", 1.0), RunRecord("x", "oom")]
     wanted = "2 of 4 runs had slow moments: computing took 1.20 to 3.00 times what tasks"
     alone = "1 of 4 runs had slow moments: computing took 3.00 times what tasks"
