@@ -6,9 +6,10 @@ at the start of the process, or large tensors cost more here than in a run.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -158,7 +159,8 @@ class Clock:
         else:
             yield
             duration_s = time.perf_counter() - start_s
-            self._own_s[-1] += time.thread_time() - own_s
+            computed_s = time.thread_time() - own_s
+            self._own_s[-1] += computed_s if index != WHOLE else 0.0
             self._repeats[-1][index, phase] = lambda: duration_s
 
     def keep_quickest(self, paces: Sequence[float], rounds: int) -> float:
@@ -183,9 +185,9 @@ class Clock:
 
     def passes_without_cuts(self, layers: int) -> int:
         """How many passes the last one shall have after it that are not cut, of which the last one counts: none where
-        its layers are long, and some where all are short, since the micro-batches of a step follow one another."""
-        self._synchronize()
-        pass_s = sum(seconds() for seconds in self._repeats[-1].values())
+        its layers are long, and some where all are short, since the micro-batches of a step follow one another. None
+        on CUDA, where kernels take what they take."""
+        pass_s = _total_s(self._repeats[-1]) if not self._cuda else math.inf
         return 0 if pass_s >= 2 * layers * SHORT_S else min(MOST_PASSES, 1 + int(SHORT_S / max(pass_s, 1e-9)))
 
     def layers(self, count: int, phase: Phase) -> list[float]:
@@ -199,13 +201,18 @@ class Clock:
         On CUDA kernels compute as long as they take, so that only passes that differ are counted.
         """
         self._synchronize()
-        passes = [sum(seconds() for seconds in one.values()) for one in self._repeats[self.warm_ups :]]
+        passes = [_total_s(one) for one in self._repeats[self.warm_ups :]]
         own = min(passes if self._cuda else self._own_s[self.warm_ups :])
         return max(1.0, statistics.median(passes) / own) if own else 1.0
 
     def _synchronize(self) -> None:
         if self._cuda:
             torch.cuda.synchronize(self._cuda)
+
+
+def _total_s(one: Mapping[Key, Callable[[], float]]) -> float:
+    """Seconds of the layers of a pass, one by one."""
+    return sum(seconds() for (index, _), seconds in one.items() if index != WHOLE)
 
 
 def without_cuts(seconds: Sequence[float], whole_s: float) -> list[float]:

@@ -22,12 +22,14 @@ BUDGET_S, OTHER = 0.5, 2**22
 
 def layers() -> Callable[[], None]:
     """Forward and backward of what stages are made of: convolutions that compute, and layers that move memory."""
-    block = (nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()) for _ in range(2))
-    chain = nn.Sequential(*block)
-    images = torch.randn(2, 32, 96, 96)
+    with torch.device("cpu"):  # whatever a user's file has set
+        block = (nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()) for _ in range(2))
+        chain = nn.Sequential(*block).to(torch.float32)
+        images = torch.randn(2, 32, 96, 96, dtype=torch.float32)
 
     def once() -> None:
-        chain(images).sum().backward()
+        with torch.enable_grad():
+            chain(images).sum().backward()
 
     return once
 

@@ -34,10 +34,10 @@ SAME = Fraction(1, 10**9)
 """Relative difference below which periods are equal (ticks are rounded). Then consecutive stages are preferred."""
 SMALL, SMALL_DEVICE = 40, 12
 """Blocks of a chain, and of a device, that run apart at most: more are too many for the integer program."""
-NEAR = Fraction(1, 1000)
-"""How far above the least period of any schedule nothing better is looked for."""
-WHOLE = 0.5
-"""The share of the time limit for whole stages, where layers may run apart, too."""
+WORTH = Fraction(1, 100)
+"""By which share a plan of more stages must be better, and how far above a bound nothing better is looked for."""
+APART = 0.25
+"""The share of the time limit in which layers may run apart, at most: of what whole stages leave."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,7 @@ class _Exact:
 
     def __init__(self, chain: Chain, devices: int, config: Config) -> None:
         self.chain, self.devices, self.config = chain, devices, config
-        begun_s = time.monotonic()
-        self.last_s = begun_s + config.limit_s
-        self.end_s = begun_s + config.limit_s * (1 if config.atomic else WHOLE)
+        self.end_s = time.monotonic() + config.limit_s
         self.best: Timing | None = None
         self.earlier: list[Timing] = []
         self.finished = True
@@ -134,7 +132,7 @@ class _Exact:
             self.best = contiguous
         whole = self.best
         if not self.config.atomic:
-            self.end_s = self.last_s
+            self.end_s = min(self.end_s, time.monotonic() + APART * self.config.limit_s)
             self._apart(bound.stages if bound else whole.stages)
         least = first - (self.chain.duplex == "full") if bound else None  # there it is rounded up to a tick
         return SearchResult(self.best, whole, contiguous, first, least, self.finished)
@@ -196,11 +194,15 @@ class _Exact:
         """Tries the layers of the best stages, of those of the first phase and of all others so far as separate stages;
         then on other devices."""
         assert self.best is not None
-        near = least_period(self.chain, self.devices) * (1 + NEAR)
+        near = least_period(self.chain, self.devices) * (1 + WORTH)
         most = min(SMALL_DEVICE, max(1, SMALL // self.devices))
         wholes = (self.best.stages, stages, *(timing.stages for timing in reversed(self.earlier)))
+        worth = self.best.period * (1 - WORTH)
         for layers in dict.fromkeys(layers_apart(self.chain, whole, most) for whole in wholes):
             if self.best.period <= near:
+                return
+            if self._left_s() <= 0:
+                self.finished = False
                 return
             solved = solve(self.chain, layers, min(SLICE_S, self._left_s()))
             self.finished &= solved.finished
@@ -208,8 +210,9 @@ class _Exact:
             if timing is not None and self.config.reassign:
                 timing, enough = improve(self.chain, timing, self.devices, self._left_s())
                 self.finished &= enough
-            if timing is not None and timing.period < self.best.period * (1 - SAME):
+            if timing is not None and timing.period <= worth:
                 self.best = without_needless_cuts(timing)
+                worth = self.best.period * (1 - SAME)
 
     def _left_s(self) -> float:
         return max(0.0, self.end_s - time.monotonic())

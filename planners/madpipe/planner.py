@@ -19,6 +19,7 @@ from planners.periodic.timing_to_plan import DUPLEXES
 
 if TYPE_CHECKING:
     from planners.madpipe.period_search import SearchResult
+    from planners.periodic.task_times import Timing
 
 PHASES = ("exact", "published")
 MOST_LAYERS = 80
@@ -97,9 +98,8 @@ class MadPipe:
         if not timing_to_plan.equal_links(cluster):  # a bound for the slowest link is none where others are faster
             result = replace(result, least=None)
         predicted = _predicted(chain, result, request.pipeline)
-        timings = filter(None, (result.timing, result.whole, result.contiguous))
-        plans = [timing_to_plan.to_plan(timing, request, predicted) for timing in timings]
-        return next((plan for plan in plans if not request.refused(plan)), plans[0])
+        plans = [timing_to_plan.to_plan(timing, request, predicted) for timing in _to_choose_from(result, request)]
+        return next((plan for plan in plans if not request.refused(plan)), plans[-1])
 
     def _none(self, chain: Chain, needed: int, cluster: Cluster, request: PlanRequest) -> NoPlan:
         published = self.config.allocation == "published"
@@ -108,6 +108,15 @@ class MadPipe:
             return NoPlan(Problem("planner.allocation", "published", message, (EXACT,)))
         refused = timing_to_plan.memory_error(chain, needed, cluster, request, timing_to_plan.FOUND).problem
         return NoPlan(replace(refused, fixes=tuple(fix | (EXACT if published else {}) for fix in refused.fixes)))
+
+
+def _to_choose_from(result: SearchResult, request: PlanRequest) -> list[Timing]:
+    """Returns the timings, the best one first. Layers apart fill and drain for longer: they must be faster in a step,
+    too."""
+    whole = filter(None, (result.whole, result.contiguous))
+    count = request.batch.micro_batches
+    faster = result.timing.step(count) < result.whole.step(count)
+    return list(dict.fromkeys((*([result.timing] if faster else []), *whole)))
 
 
 def _predicted(chain: Chain, result: SearchResult, devices: int) -> dict[str, object]:

@@ -43,7 +43,9 @@ def improve(chain: Chain, timing: Timing, devices: int, limit_s: float) -> tuple
     better: Timing | None = best
     while better is not None:
         best = better
-        around = _promising(chain, best, devices)
+        around = _promising(chain, best, devices, end)
+        if time.monotonic() > end:
+            return best, False
         better = None
         for number, attempt in enumerate(attempts):
             for stages in around:
@@ -57,10 +59,13 @@ def improve(chain: Chain, timing: Timing, devices: int, limit_s: float) -> tuple
     return best, enough
 
 
-def _promising(chain: Chain, timing: Timing, devices: int) -> list[Allocation]:
-    """Returns the neighbours that could have a smaller period, the most promising first."""
+def _promising(chain: Chain, timing: Timing, devices: int, end: float) -> list[Allocation]:
+    """Returns the neighbours that could have a smaller period, the most promising first: of those that are looked at
+    before the time is up."""
     bounded: dict[Allocation, Fraction] = {}
     for stages in neighbours(timing.stages, devices):
+        if time.monotonic() > end:
+            break
         if stages not in bounded:
             least = lower_bound(chain, stages)
             bounded[stages] = timing.period if least is None else least
@@ -147,15 +152,24 @@ def _joined(timing: Timing, number: int) -> Timing | None:
     if before.device != stage.device:
         return None
     places = task_positions(tasks)
-    f0, f1, b1, b0 = (
-        places[j, kind] for j, kind in ((number - 1, "F"), (number, "F"), (number, "B"), (number - 1, "B"))
-    )
-    if starts[f1] != starts[f0] + tasks[f0].ticks or starts[b0] != starts[b1] + tasks[b1].ticks:
-        return None
+    keys = ((number - 1, "F"), (number, "F"), (number, "B"), (number - 1, "B"))
+    f0, f1, b1, b0 = (places[key] for key in keys)
+    for one, two in ((f0, f1), (b1, b0)):
+        if starts[two] != starts[one] + tasks[one].ticks or _between(timing, one, two):
+            return None
     whole = (*stages[: number - 1], replace(before, last=stage.last), *stages[number + 1 :])
     kept = tuple(start for place, start in enumerate(starts) if place not in (f1, b0))
     found = Timing(timing.chain, whole, timing.period, kept)
     return found if max(found.memory().values()) <= timing.chain.memory else None
+
+
+def _between(timing: Timing, one: int, two: int) -> bool:
+    """Whether another task of the device, one that takes no time, runs after task `one` and before task `two`."""
+    moment, resource = timing.starts[two], timing.tasks[two].resource
+    others = (place for place, task in enumerate(timing.tasks) if task.resource == resource and place not in (one, two))
+    return any(
+        not timing.tasks[place].ticks and (timing.starts[place] - moment) % timing.period == 0 for place in others
+    )
 
 
 def _renumbered(stages: Sequence[Stage]) -> Allocation:

@@ -83,6 +83,10 @@ class Timing:
     def period_s(self) -> float:
         return self.chain.seconds(float(self.period))
 
+    def step(self, micro_batches: int) -> Fraction:
+        """Returns the ticks from the first task of so many micro-batches to the end of the last one."""
+        return (micro_batches - 1) * self.period + self.starts[-1] + self.tasks[-1].ticks - self.starts[0]
+
     def activations(self) -> tuple[int, ...]:
         """Returns for each stage how many micro-batches it stores at its peak."""
         counts = []

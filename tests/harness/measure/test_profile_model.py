@@ -235,8 +235,8 @@ def test_layers_take_what_they_take_in_a_stage():
     """Four layers in a chain take as long as one call: each of them a quarter."""
     net = Net(lambda: nn.Sequential(*(Cut(2, 2) for _ in range(4))), (2,))
     found = measure(net, 1, "float32", "cpu", repeats=2).layers
-    assert sum(layer.forward_s for layer in found) == pytest.approx(0.005, rel=0.3)
-    assert max(layer.forward_s for layer in found) < 0.0025
+    assert 0.005 <= sum(layer.forward_s for layer in found) < 0.015, "not the 20 ms of four calls"
+    assert max(layer.forward_s for layer in found) < 0.005
 
 
 class Hands:
@@ -283,6 +283,22 @@ def test_what_slows_down_the_measurement(monkeypatch, passes, slowed):
 def test_a_pass_that_waits_for_its_core_is_slowed():
     assert measure(Net(lambda: nn.Sequential(Sleeper()), (2,)), 1, "float32", "cpu", repeats=2).slowed > 2
     assert measure(Net(lambda: nn.Sequential(nn.Linear(2, 2)), (2,)), 1, "float32", "cpu", repeats=1).slowed >= 1
+
+
+def test_passes_without_cuts_hide_no_waiting(monkeypatch):
+    """Two layers that compute for half of their seconds, and five passes of both as one task after each pass."""
+    clock, looks, own, passed = Clock(torch.device("cpu")), [], 0.0, 0.0
+    for _ in range(3 * (2 + 5)):
+        looks.append((own, passed))
+        own, passed = own + 1, passed + 2
+        looks.append((own, passed))
+    monkeypatch.setattr(profile_model, "time", Hands(*looks))
+    for _ in range(3):
+        clock.new_repeat()
+        for index in (0, 1, *[WHOLE] * 5):
+            with clock(index, "forward"):
+                pass
+    assert clock.slowed() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("quiet_s", "slowed"), [(1e-6, True), (100.0, False)])

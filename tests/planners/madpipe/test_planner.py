@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from harness.schedule.pattern_validity import pattern_errors
 from harness.schedule.transfers import plan_transfers
 from harness.simulator import simulate
 from planners import contiguous, pipedream
+from planners.madpipe import period_search
 from planners.madpipe.planner import Config, build, check
 from planners.periodic.layer_ticks import chain_from_profile
 from planners.periodic.min_period import fixed_point
@@ -170,17 +172,24 @@ def test_links_that_are_not_equal_give_no_bound_of_whole_stages() -> None:
     assert predicted["least_s"] is None and predicted["least_of_any_s"] <= predicted["period_s"]
 
 
-def test_layers_of_long_chains_run_apart_in_blocks() -> None:
-    """48 layers on three devices, as 12 blocks on each at most: one that is better than all whole stages."""
-    layers = tuple(replace(one, name=f"{one.name}.{part}", forward_s=one.forward_s / 6, backward_s=one.backward_s / 6)
-                   for one in NETWORK.layers for part in range(6))  # fmt: skip
-    long = replace(NETWORK, layers=layers)
-    apart, whole = (
-        build(Config(atomic=atomic)).plan(long, cluster(1500 * 6), MEMORY, REQUEST) for atomic in (False, True)
-    )
-    assert apart.predicted["period_s"] <= whole.predicted["period_s"]
+def test_layers_of_long_chains_run_apart_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 layers, of which 8 take next to no time, on three devices: at most 3 blocks on each."""
+    monkeypatch.setattr(period_search, "SMALL_DEVICE", 3)
+    small = LayerProfile("small", 1e-5, 1e-5, output_bytes=1000)
+    layers = [replace(small, name=f"{one.name}.{part}") if part else one for one in NETWORK.layers for part in range(2)]
+    long, some = replace(NETWORK, layers=tuple(layers)), cluster(1500)
+    apart, whole = (build(Config(atomic=atomic)).plan(long, some, MEMORY, REQUEST) for atomic in (False, True))
+    assert apart.predicted["period_s"] < 0.95 * whole.predicted["period_s"]
     counts = Counter(stage.device for stage in apart.stages)
-    assert sum(stage.layers for stage in apart.stages) == 48 and max(counts.values()) <= 12
+    assert sum(stage.layers for stage in apart.stages) == 16 and max(counts.values()) <= 3
+    assert any(one.device == two.device for one, two in pairwise(apart.stages))
+
+
+def test_layers_apart_are_not_taken_where_few_micro_batches_take_longer() -> None:
+    """Two micro-batches fill and drain for as long as they run."""
+    few = replace(REQUEST, batch=BatchShape(2, 2))
+    found, whole = (build(Config(atomic=atomic)).plan(NETWORK, cluster(1500), MEMORY, few) for atomic in (False, True))
+    assert found.stages == whole.stages and found.predicted["period_s"] == whole.predicted["period_s"]
 
 
 def test_of_the_plans_that_are_found_the_best_one_that_the_engine_runs_is_taken() -> None:
@@ -200,8 +209,8 @@ def test_of_the_plans_that_are_found_the_best_one_that_the_engine_runs_is_taken(
 
     any_s, one_s, none_s = period_s(99), period_s(1), period_s(0)
     predicted = planned().predicted
-    assert predicted["period_s"] == any_s == none_s < predicted["whole_s"] <= predicted["contiguous_s"] == one_s
-    assert len(asked) == 1 + 2 + 3, "whole stages are consecutive here"
+    assert predicted["period_s"] == any_s < predicted["whole_s"] <= predicted["contiguous_s"] == one_s == none_s
+    assert len(asked) == 1 + 2 + 2, "whole stages are consecutive here"
 
 
 def test_the_published_search_is_refused_where_it_takes_minutes() -> None:

@@ -82,3 +82,15 @@ def test_stages_that_run_one_right_after_the_other_are_one() -> None:
     assert without_needless_cuts(full) == full
     two = replace(timing, stages=(Stage(0, 0, 0), Stage(1, 1, 1), Stage(2, 2, 0)))
     assert without_needless_cuts(two) == two
+
+
+def test_stages_are_not_one_where_a_task_without_time_runs_between_them() -> None:
+    """That of stage 2 runs on the same device when F0 ends and F1 begins, in the period before."""
+    nothing = (0,) * 4
+    some = Chain((1, 1, 0), (2, 2, 2), (0,) * 3, (1, 1, 1), nothing, nothing, nothing, 9)
+    stages = (Stage(0, 0, 0), Stage(1, 1, 0), Stage(2, 2, 0))
+    timing = Timing(some, stages, Fraction(10), tuple(map(Fraction, (0, 1, 11, 12, 14, 16))))
+    check(timing)
+    assert without_needless_cuts(timing).stages == stages
+    later = replace(timing, starts=tuple(map(Fraction, (0, 1, 12, 12, 14, 16))))
+    assert without_needless_cuts(later).stages == (Stage(0, 1, 0), Stage(2, 2, 0))
