@@ -514,7 +514,7 @@ MUTANTS = (
            "slowed = max(clock.slowed(), slowed)", "slowed = clock.slowed()",
            "tests/harness/measure/test_profile_model.py", "known_work_takes_longer"),
     Mutant("a plan that the engine refuses, where there is another one", "planners/madpipe/planner.py",
-           "next((plan for plan in plans if not request.refused(plan)), plans[0])", "plans[0]",
+           "next((plan for plan in plans if not request.refused(plan)), plans[-1])", "plans[0]",
            "tests/planners/madpipe/test_planner.py", "the_best_one_that_the_engine_runs"),
     Mutant("layers that never run apart", "planners/madpipe/period_search.py",
            "if not self.config.atomic:", "if False:",
