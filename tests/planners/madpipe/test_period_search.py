@@ -54,7 +54,7 @@ def hard(seed: int) -> tuple[Chain, int]:
     ), some.randint(2, 3)  # fmt: skip
 
 
-@pytest.mark.usefixtures("computation")
+@pytest.mark.usefixtures("computation", "at_length")
 def test_on_hard_chains_it_is_within_a_percent_of_the_optimum() -> None:
     """docs/howto/plan_a_pipeline.md says so: 1.006, and 1.031 of whole stages."""
     ratios: dict[bool, list[float]] = {True: [], False: []}
