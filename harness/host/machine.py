@@ -80,6 +80,13 @@ def stored(wanted: str = "auto", remeasure: bool = False, tf32: bool = False) ->
     return machine if machine and machine.device.name == found.name and machine.device.peak_flops else None
 
 
+def reference_s(kind: str) -> float:
+    """Returns what known work takes on this machine when it is quiet, by the cached measurement of the devices of this
+    kind; 0 where nobody knows."""
+    machine = stored(kind)
+    return machine.reference_s if machine else 0.0
+
+
 def store(machine: Machine, tf32: bool = False) -> None:
     """Caches a measurement. A folder that cannot be written is a warning: the next run measures again."""
     found = devices.detect()

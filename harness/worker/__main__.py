@@ -101,9 +101,8 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     names = torch_devices(config, max(plan.mesh.size, *(device + 1 for device in plan.devices)))
     rendezvous = Rendezvous(folder, token) if token else None
     if rendezvous and names[0] != "cpu":
-        names = (f"cuda:{rendezvous.place.local % torch.cuda.device_count()}",) * len(
-            names
-        )  # Slurm may show it its GPU alone
+        own = f"cuda:{rendezvous.place.local % torch.cuda.device_count()}"  # Slurm may show it its GPU alone
+        names = (own,) * len(names)
     choose_kernels(config.precision.tf32, config.precision.cudnn_benchmark)
     if names[0] == "cpu":
         torch.set_num_threads(1)  # engines take more where they are configured to
@@ -125,8 +124,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     loop = Loop(config.batch.size, config.steps, config.warmup, tuple(config.launch.profiler))
     when = When(config.launch.checkpoint_every, config.launch.end_checkpoint)
     checkpoints = Checkpoints(folder, int(start), when, say, run_state(folder))
-    here = machine.stored("cpu") if names[0] == "cpu" else None
-    quiet_s = here.reference_s if here else 0.0
+    quiet_s = machine.reference_s("cpu") if names[0] == "cpu" else 0.0
     train_session = functools.partial(
         train_steps, data=data, loop=loop, folder=folder, checkpoints=checkpoints, say=say, quiet_s=quiet_s
     )

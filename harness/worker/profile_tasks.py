@@ -47,7 +47,7 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
     device, precision = torch_devices(config, 1)[0], config.precision
     check_layers.check(model, device, say)
     kind = "cpu" if device == "cpu" else "cuda"
-    there, known = devices.detect(kind).memory_bytes, machine.stored(kind)
+    there, reference_s = devices.detect(kind).memory_bytes, machine.reference_s(kind)
 
     def make(count: int) -> ModelProfile:
         say(f"profiling {model.name}, micro-batches of {count}")
@@ -60,7 +60,7 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
             autocast=precision.autocast,
             say=say,
             channels_last=precision.channels_last,
-            reference_s=known.reference_s if known else 0.0,
+            reference_s=reference_s,
             twice=not by_value and COPIES * needed <= there and devices.cores() > 1,
         )
         return replace(found, by_value=by_value)

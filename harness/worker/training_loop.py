@@ -91,7 +91,7 @@ class LineFile:
 class _Others:
     """Other programs, and neighbors of a virtual machine: by how much they slow down what this process does.
 
-    Known work takes `quiet_s` on a quiet machine; 0: nobody knows."""
+    Known work takes `quiet_s` on a quiet machine (`harness.measure.reference_work`); 0: nobody knows."""
 
     def __init__(self, quiet_s: float) -> None:
         self._pace, self._known = Pace(quiet_s), bool(quiet_s)
@@ -124,12 +124,11 @@ def train_steps(
     before the last step.
 
     The next batch is made while a step runs; `data_wait_s` is what a step still waited for its own. `slowed` is by how
-    much this process's threads waited for cores in the measured steps, or more, if known work before and after all
-    steps says so: it takes `quiet_s` on a quiet machine (`harness.measure.reference_work`; 0: not known). In a race
-    each step waits for its turn, and training ends with the race (`harness.worker.race_turns`).
-    Memory is metered in the last warm-up step, since that costs time; not in the very first one, where optimizers
-    have no state yet: it is known for a warm-up of 2 and more. Raises `Diverged` at the first loss or gradient that is
-    not finite, and `NeverUpdated` at the end, if the optimizer has skipped every step.
+    much other programs slowed the measured steps down; known work takes `quiet_s` on a quiet machine, 0: not known. In
+    a race each step waits for its turn, and training ends with the race (`harness.worker.race_turns`). Memory is
+    metered in the last warm-up step, since that costs time; not in the very first one, where optimizers have no state
+    yet: it is known for a warm-up of 2 and more. Raises `Diverged` at the first loss or gradient that is not finite,
+    and `NeverUpdated` at the end, if the optimizer has skipped every step.
     """
     reports = is_first_rank()
     last: StepMetrics | None = None
@@ -138,11 +137,8 @@ def train_steps(
     path = folder / METRICS if reports else Path(os.devnull)
     lines = _stored(folder / METRICS) if start else []
     texts = [one.text for one in lines]
-    finite, others, turns = (
-        DivergenceCheck(session),
-        _Others(quiet_s if reports else 0.0),
-        RaceTurns(folder, loop.warmup),
-    )
+    finite, turns = DivergenceCheck(session), RaceTurns(folder, loop.warmup)
+    others = _Others(quiet_s if reports else 0.0)
     with closing(LineFile(path, start > 0)) as out, Loader(data, loop.batch_size, range(start, total)) as batches:
         for step, (batch, waited) in enumerate(batches, start):
             if (word := turns.before(step)) == "stop":
@@ -167,13 +163,17 @@ def train_steps(
             turns.ended(step, line.step_time_s)
             if stop:
                 return None
-    if last and last.skipped and all(one.skipped for one in lines):
-        raise NeverUpdated(f"none of {len(lines)} steps updated a weight: {problem.line(last.skipped)}")
+    _check_updated(lines, last)
     summary = {**_summary(lines, loop), "slowed": others.slowed() if last else None, **vars(memory)}
     summary["bytes_sent"] = last.bytes_sent if last else {}
     if last is None:  # the checkpoint is that of the last step
         return summary, Trace(())
     return summary, _after_warmup(session.trace(), len(lines), loop)
+
+
+def _check_updated(lines: Sequence[Line], last: StepMetrics | None) -> None:
+    if last and last.skipped and all(one.skipped for one in lines):
+        raise NeverUpdated(f"none of {len(lines)} steps updated a weight: {problem.line(last.skipped)}")
 
 
 def _after_warmup(kept: Trace, steps: int, loop: Loop) -> Trace:

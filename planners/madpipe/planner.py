@@ -37,8 +37,8 @@ class Config:
     """Iterations of Algorithm 1 (K in the paper), for planner.allocation=published."""
     atomic: bool = False
     """Run the layers of a stage as one block, as the paper does. Else they may also run apart, in at most 12 blocks on
-    a device and 40 in all, if that makes the period shorter and the engine can run it; not with
-    planner.allocation=published."""
+    a device and 40 in all, if that makes the period 1 % shorter, and a step shorter, and the engine can run it; not
+    with planner.allocation=published."""
     reassign: bool = True
     """Let stages change devices after the integer program."""
     limit_s: float = 8.0

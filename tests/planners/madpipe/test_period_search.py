@@ -20,38 +20,32 @@ from tests.planners.periodic.contiguous_cases import chain
 OPTIONS = Config(atomic=True)
 
 
+def numbers(some: random.Random, count: int, low: int, high: int) -> tuple[int, ...]:
+    return tuple(some.randint(low, high) for _ in range(count))
+
+
+def between(some: random.Random, layers: int, high: int) -> tuple[int, ...]:
+    """What is at each cut between two layers; nothing at both ends."""
+    return (0, *numbers(some, layers - 1, 0, high), 0)
+
+
 def drawn(seed: int) -> tuple[Chain, int]:
     """A chain of up to 6 layers in which much fits exactly or just does not, and 2 or 3 devices."""
     some = random.Random(seed)
     layers = some.randint(2, 6)
-
-    def numbers(low: int, high: int, count: int = layers) -> tuple[int, ...]:
-        return tuple(some.randint(low, high) for _ in range(count))
-
-    def inner(high: int) -> tuple[int, ...]:
-        return (0, *numbers(0, high, layers - 1), 0)
-
-    return Chain(
-        numbers(1, 3), numbers(1, 3), numbers(0, 2), numbers(0, 4), inner(1), inner(1), inner(1),
-        some.randint(2 * layers, 7 * layers), duplex=some.choice(("half", "full")),
-    ), some.randint(2, 3)  # fmt: skip
+    of_layers = [numbers(some, layers, low, high) for low, high in ((1, 3), (1, 3), (0, 2), (0, 4))]
+    of_cuts = [between(some, layers, high) for high in (1, 1, 1)]
+    memory, duplex = some.randint(2 * layers, 7 * layers), some.choice(("half", "full"))
+    return Chain(*of_layers, *of_cuts, memory, duplex=duplex), some.randint(2, 3)
 
 
 def hard(seed: int) -> tuple[Chain, int]:
     """A chain of 7 or 8 layers of up to 27 ticks, little memory, and 2 or 3 devices."""
     some = random.Random(1000 + seed)
     layers = some.randint(7, 8)
-
-    def numbers(low: int, high: int, count: int = layers) -> tuple[int, ...]:
-        return tuple(some.randint(low, high) for _ in range(count))
-
-    def inner(high: int) -> tuple[int, ...]:
-        return (0, *numbers(0, high, layers - 1), 0)
-
-    return Chain(
-        numbers(1, 9), numbers(1, 18), numbers(0, 4), numbers(1, 6), inner(3), inner(3), inner(2),
-        some.randint(3 * layers, 8 * layers),
-    ), some.randint(2, 3)  # fmt: skip
+    of_layers = [numbers(some, layers, low, high) for low, high in ((1, 9), (1, 18), (0, 4), (1, 6))]
+    of_cuts = [between(some, layers, high) for high in (3, 3, 2)]
+    return Chain(*of_layers, *of_cuts, some.randint(3 * layers, 8 * layers)), some.randint(2, 3)
 
 
 @pytest.mark.usefixtures("computation", "at_length")
