@@ -4,9 +4,10 @@
     device 0   0F0     0F1 0B0 0F2 0B1 0F3 0B2     0B3        each device keeps to the order of the pattern, and
     device 1     1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3              starts a task as soon as what it waits for is there
 
-The weights change while micro-batches are under way: `engines.periodic.weight_versions` says who sees which. Between
-two updates nothing waits. A step is `batch.micro_batches` micro-batches, so the pipeline drains at the end of each: a
-run comes near to the pattern's period with many micro-batches in a step.
+The weights change while micro-batches are under way: `engine.versions` says who sees which, by default two versions as
+in PipeDream-2BW (`harness.core.staleness`). Between two updates nothing waits. A step is `batch.micro_batches`
+micro-batches, so the pipeline drains at the end of each: a run comes near to the pattern's period with many
+micro-batches in a step.
 
 What it cannot do:
 
@@ -21,18 +22,19 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from engines.periodic import weight_versions
-from harness.core import divisors
+from harness.core import divisors, staleness
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.op import Kind, Op
 from harness.core.pattern import Pattern
 from harness.core.plan import Mesh, Plan
-from harness.core.problem import CannotRun, Fix, Problem, refuse
+from harness.core.problem import CannotRun, Fix, Problem, refuse, spelled
+from harness.core.staleness import Corrections, of_group
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec
 from harness.schedule import Schedule
 from harness.schedule.dependency_graph import MESSAGES
@@ -42,23 +44,29 @@ from harness.schedule.transfers import Transfer
 
 @dataclass
 class Config:
-    """`engines.periodic.weight_versions` says which weights a micro-batch sees."""
+    """`harness.core.staleness` says which weights a micro-batch sees, and how delays are corrected."""
 
     PLANNERS: ClassVar[tuple[str, ...]] = ("madpipe", "contiguous", "pipedream")
 
     name: str = "periodic"
     """The engine."""
+    versions: str = "2bw"
+    """With which weights a micro-batch computes. flush: one update a step, when the pipeline is empty; 2bw: those of
+    one update before, of which two versions are kept (PipeDream-2BW); stash: the newest when it enters a stage, forward
+    and backward the same, a version for each micro-batch in flight (PipeDream); none: the newest (PipeMare)."""
     update_every: int | None = None
-    """Micro-batches between two updates of the weights; null: the fewest that two versions of the weights allow. With
-    as many as batch.micro_batches there is one update a step, as in engine=single."""
+    """Micro-batches between two updates of the weights; null: the fewest that engine.versions allows, 1 for stash and
+    none. With as many as batch.micro_batches there is one update a step, as in engine=single."""
+    corrections: Corrections = field(default_factory=Corrections)
 
 
 def check(config: Config) -> list[Problem]:
     """Values that no run can have."""
+    found = staleness.check(config.versions, "2bw", config.corrections)
     if config.update_every is None or config.update_every >= 1:
-        return []
+        return found
     fix = {"engine.update_every": None}
-    return [Problem("engine.update_every", config.update_every, "must be at least 1, or null", (fix,))]
+    return [*found, Problem("engine.update_every", config.update_every, "must be at least 1, or null", (fix,))]
 
 
 def build(config: Config) -> PeriodicEngine:
@@ -78,6 +86,9 @@ class PeriodicEngine(Engine):
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
         """Updates that do not share the micro-batches of a step equally."""
         every, m = self.config.update_every, request.batch.micro_batches
+        if every not in (None, m) and self.config.versions == "flush":
+            message = f"is not batch.micro_batches {m}: engine.versions=flush makes one update a step"
+            return [Problem("engine.update_every", every, message, ({"engine.update_every": None},))]
         if every is None or m % every == 0:
             return []
         fixes = tuple({"engine.update_every": number} for number in divisors.nearest_divisors(m, every))
@@ -94,10 +105,15 @@ class PeriodicEngine(Engine):
         """Warn that weights are updated within a step, with gradients one update old, so that losses differ from other
         engines'."""
         every, m = self.update_every(plan), plan.micro_batches
-        if every == m:
+        if every == m or plan.pattern is None:
             return []
+        order = weight_versions.schedule(plan, plan.pattern, m, every)
+        versions = self.config.versions
+        stages = [weight_versions.stage_delays(own, versions, every) for own in weight_versions.tasks_of(order)]
+        late = list(map(of_group, stages))
+        old = "one update old" if set(late) == {1} else f"{spelled(late)} updates old, stage by stage"
         each = f"{every} of its {m} micro-batches each"
-        message = f"makes {m // every} updates a step, of {each}, with gradients one update old; other engines make one"
+        message = f"makes {m // every} updates a step, of {each}, with gradients {old}; other engines make one"
         return [Problem("engine.update_every", every, message, ({"engine.update_every": m},))]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
@@ -117,10 +133,15 @@ class PeriodicEngine(Engine):
         if plan.pattern is None:
             raise CannotRun([_without_pattern()])
         m = plan.micro_batches
+        if self.config.versions != "2bw":
+            return m if self.config.versions == "flush" else 1
         return weight_versions.allowed(weight_versions.schedule(plan, plan.pattern, m, m), m)[0]
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        return replace(model, versions=weight_versions.VERSIONS)
+        """Copies of the weights, as many as the first stage has: others may have fewer with engine.versions=stash."""
+        corrections, copies = self.config.corrections, {"2bw": weight_versions.COPIES_OF_2BW, "stash": mesh.pipeline}
+        versions = copies.get(self.config.versions, 1) + corrections.prediction
+        return replace(model, versions=versions, optimizer=model.optimizer + corrections.keeps_update)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.periodic.session import PeriodicSession
@@ -128,12 +149,12 @@ class PeriodicEngine(Engine):
         if plan.pattern is None:
             raise CannotRun([_without_pattern()])
         refuse(self._too_few(plan, plan.pattern))
-        return PeriodicSession(model, plan, plan.pattern, spec, self.update_every(plan))
+        return PeriodicSession(model, plan, plan.pattern, spec, self.config, self.update_every(plan))
 
     def _too_few(self, plan: Plan, pattern: Pattern) -> list[Problem]:
         """Updates so often that two versions of the weights do not suffice."""
         every, m = self.config.update_every, plan.micro_batches
-        if every is None or m % every:
+        if every is None or m % every or self.config.versions != "2bw":
             return []
         order = weight_versions.schedule(plan, pattern, m, m)
         if weight_versions.allows(order, m, every):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap, defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from engines.periodic import weight_versions
 from engines.periodic.device_queues import DeviceQueues
 from engines.periodic.step import Program, Step
-from engines.periodic.two_version_stage import TwoVersionStage
+from engines.periodic.versioned_stage import VersionedStage
+from engines.periodic.weight_versions import CopyPlan
 from harness.core.pattern import Pattern
 from harness.core.plan import Plan
 from harness.core.problem import refuse
@@ -21,17 +23,24 @@ from harness.runtime.gradient_norms import UpdateNorms
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.stage_module import stage_modules
+from harness.schedule import Schedule
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
 
+if TYPE_CHECKING:
+    from engines.periodic.engine import Config
+
 
 class PeriodicSession(LocalSession):
-    """A session with two versions of each stage's weights, updated every `every` micro-batches."""
+    """A session with several versions of each stage's weights, updated every `every` micro-batches."""
 
-    def __init__(self, model: Model, plan: Plan, pattern: Pattern, spec: SessionSpec, every: int) -> None:
+    def __init__(
+        self, model: Model, plan: Plan, pattern: Pattern, spec: SessionSpec, config: Config, every: int
+    ) -> None:
         super().__init__(model, plan, spec)
         self.pattern, self.every = pattern, every
-        self.programs: dict[int, Program] = {}
+        self.versions, self.corrections = config.versions, config.corrections
+        self.programs: dict[int, tuple[Program, list[CopyPlan]]] = {}
 
     def build(self, layers: nn.Sequential) -> None:
         plan = self.plan
@@ -39,11 +48,11 @@ class PeriodicSession(LocalSession):
         modules = stage_modules(layers, plan, range(len(plan.stages)))
         move_apart(modules, [stage.device for stage in plan.stages], self.devices)
         self.stages = [
-            TwoVersionStage(module, self.devices[stage.device], self.spec)
+            VersionedStage(module, self.devices[stage.device], self.spec, self.corrections)
             for module, stage in zip(modules, plan.stages, strict=True)
         ]
         names = {parameter: name for name, parameter in self.named_parameters().items()}
-        self.updates = UpdateNorms([stage.optimizer for stage in self.stages], names)
+        self.updates = UpdateNorms([stage.optimizer.optimizer for stage in self.stages], names)
         self.queues = DeviceQueues(plan, self.spec.devices)
 
     def __exit__(self, *error: object) -> None:
@@ -54,7 +63,8 @@ class PeriodicSession(LocalSession):
         self.updates.begin()
         m = min(self.plan.micro_batches, len(batch))
         program = self._program(m)
-        run = Step(self.stages, self.queues, self.model, batch, m, self.every, (self.spec.seed, self.steps))
+        key, updates = (self.spec.seed, self.steps), self.steps * math.ceil(self.plan.micro_batches / self.every)
+        run = Step(self.stages, self.queues, self.model, batch, m, self.every, key, updates)
         run.execute(program)
         self.spans = run.spans
         self.bytes_sent.update(run.bytes_sent)
@@ -66,8 +76,15 @@ class PeriodicSession(LocalSession):
             cuts = tuple(Transfer(number, number + 1) for number in range(len(self.stages) - 1))
             schedule = weight_versions.schedule(self.plan, self.pattern, micro_batches, self.every, cuts)
             refuse(validation_errors(schedule), "this pattern")
-            self.programs[micro_batches] = Program(schedule)
-        return self.programs[micro_batches]
+            self.programs[micro_batches] = Program(schedule), self._copies(schedule)
+        program, copies = self.programs[micro_batches]
+        for stage, own in zip(self.stages, copies, strict=True):
+            stage.prepare(own)
+        return program
+
+    def _copies(self, schedule: Schedule) -> list[CopyPlan]:
+        ahead, tasks = self.corrections.prediction, weight_versions.tasks_of(schedule)
+        return [weight_versions.copy_plan(own, self.versions, self.every, ahead) for own in tasks]
 
     def held_by_device(self) -> dict[int, list[Tensor]]:
         held: dict[int, list[Tensor]] = defaultdict(list)

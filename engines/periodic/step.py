@@ -10,7 +10,7 @@ backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,14 +19,13 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from engines.periodic.device_queues import DeviceQueues
-from engines.periodic.two_version_stage import TwoVersionStage
+from engines.periodic.versioned_stage import VersionedStage
 from harness.core.error_notes import StageNote
 from harness.core.op import Op
 from harness.interfaces import Batch, Model
 from harness.nn.skip import named_layers
 from harness.runtime.autograd import differentiable, failing_layer
 from harness.runtime.cpu_streams import Job, Run
-from harness.runtime.stage_module import StageModule
 from harness.runtime.values import placed, split, tensors_of
 from harness.schedule import Schedule
 
@@ -59,22 +58,24 @@ class Program:
 
 
 class Step(Run):
-    """A batch in `micro_batches`, of which `every` make an update. `key` is seed and step, for dropout."""
+    """A batch in `micro_batches`, of which `every` make an update. `key` is seed and step, for dropout; `updates` have
+    been made before the step."""
 
     def __init__(
         self,
-        stages: Sequence[TwoVersionStage],
+        stages: Sequence[VersionedStage],
         queues: DeviceQueues,
         model: Model,
         batch: Batch,
         micro_batches: int,
         every: int,
         key: tuple[int, int],
+        updates: int,
     ) -> None:
         super().__init__()
         self.stages, self.queues, self.model = stages, queues, model
         self.last = len(stages) - 1
-        self.every, self.key, self.size = every, key, len(batch)
+        self.every, self.key, self.updates, self.size = every, key, updates, len(batch)
         self.inputs = split(batch.inputs, micro_batches)
         self.targets = split(batch.targets, micro_batches)
         self.losses: dict[int, Tensor] = {}
@@ -91,7 +92,7 @@ class Step(Run):
         for op, before in program.before.items():
             jobs[op].after = [jobs[earlier] for earlier in before]
         for device, stage in zip(devices, self.stages, strict=True):
-            self.queues.compute[device].submit(Job(self, stage.begin))
+            self.queues.compute[device].submit(Job(self, partial(stage.begin, self.updates)))
         for queue in program.schedule.queues:
             for op in queue.ops if queue.name == "compute" else ():
                 self.queues.compute[queue.device].submit(jobs[op])
@@ -135,7 +136,8 @@ class Step(Run):
 
     def _run(self, j: int, i: int, leaves: tuple[Tensor, ...], again: bool = False) -> tuple[Tensor, ...]:
         """Run a task and return the stage's outputs; the last stage returns its share of the group's loss."""
-        module = self._version(j, i)
+        stage = self.stages[j]
+        module = stage.module(i) if again else stage.forward_module(i)
         module.at(*self.key, i, again)
         out = module(*leaves)
         if j < self.last:
@@ -152,7 +154,7 @@ class Step(Run):
             slot.grads_out, self.slots[j + 1, i].grads_in = self.slots[j + 1, i].grads_in, ()
         pairs = [(e, g) for e, g in zip(slot.edges, slot.grads_out, strict=True) if e is not None and g is not None]
         try:
-            if pairs:
+            with self.stages[j].backward(i) if pairs else nullcontext():
                 torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
         except Exception as error:
             if not isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -169,7 +171,7 @@ class Step(Run):
         def run_again() -> Iterable[tuple[Tensor, Tensor | None]]:
             return zip(self._run(j, i, slot.leaves, again=True), slot.grads_out, strict=True)
 
-        return failing_layer(named_layers(self._version(j, i)), run_again, slot.leaves)
+        return failing_layer(named_layers(self.stages[j].module(i)), run_again, slot.leaves)
 
     def _update(self, j: int, i: int) -> None:
         with _noted(f"in stage {j}, the optimizer, after micro-batch {i}"):
@@ -204,9 +206,6 @@ class Step(Run):
         size = sum(tensor.numel() * tensor.element_size() for tensor in sent if tensor is not None)
         with self.lock:
             self.bytes_sent[kind] += size
-
-    def _version(self, j: int, i: int) -> StageModule:
-        return self.stages[j].version(i // self.every)
 
     def _samples(self, group: int) -> int:
         return sum(len(tensors_of(one)[0]) for one in self.targets[group * self.every : (group + 1) * self.every])

@@ -1,27 +1,34 @@
-"""Two versions of the weights, as in PipeDream-2BW (Narayanan et al., arXiv 2006.09503, section 3.1).
+"""Which weights each micro-batch of a step sees, and in which copy of a stage's weights they are.
 
-A group of `every` micro-batches makes one update. Group k computes, forward and backward, with the weights after
-max(k - 1, 0) updates, and its gradient makes those after k + 1 updates from the newest. Every step begins so again.
+`harness.core.staleness` has what `engine.versions` means. With 2bw (PipeDream-2BW, Narayanan et al., arXiv 2006.09503,
+section 3.1) a group of `every` micro-batches makes one update. Group k computes, forward and backward, with the weights
+after max(k - 1, 0) updates, and its gradient makes those after k + 1 updates from the newest. Every step begins so
+again.
 
     every = 2        0   1  |  2   3  |  4   5  |  6   7        micro-batches
     computes with      W0        W0        W1        W2
-    makes              W1        W2        W3        W4         in the place of those that it computed with
-    buffer             0         1         0         1
+    makes              W1        W2        W3        W4
+    copy               0         0         1         0          which computes; W2 goes where W0 was
 
 So group k + 2 needs what group k makes, and a stage must be through with group k before it begins group k + 2.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
 from harness.core import divisors
 from harness.core.op import Op
 from harness.core.pattern import Pattern
 from harness.core.plan import Plan
+from harness.core.staleness import Delay, delay, of_group
 from harness.schedule import Schedule
 from harness.schedule.builders.periodic import unrolled
 from harness.schedule.transfers import Transfer
 
-VERSIONS = 2
+COPIES_OF_2BW = 2
 
 
 def schedule(
@@ -60,3 +67,100 @@ def stored(order: Schedule) -> list[int]:
 def allowed(order: Schedule, micro_batches: int) -> list[int]:
     """Micro-batches for each update that two versions allow and that divide a step; the last is all of them."""
     return [every for every in divisors.list_divisors(micro_batches) if allows(order, micro_batches, every)]
+
+
+@dataclass
+class CopyPlan:
+    """What the copies of one stage's weights hold during a step, each known by its number.
+
+    `delays[i]` are the weights of micro-batch i, `copies[i]` is the copy that it computes with. After k updates the
+    newest weights are in copy `newest[k]`; with predicted weights they are apart, and `predicted[k]` lists the copies
+    that get them, each with how many updates ahead. `late[k]` is the delay of update k. There are `count` copies.
+    """
+
+    delays: list[Delay]
+    copies: list[int]
+    newest: list[int]
+    predicted: list[list[tuple[int, int]]]
+    late: list[int]
+    count: int
+
+
+def tasks_of(order: Schedule) -> list[list[Op]]:
+    """F, B and step of each stage, in the order in which its device runs them."""
+    found: dict[int, list[Op]] = defaultdict(list)
+    for queue in order.queues:
+        for op in queue.ops if queue.name == "compute" else ():
+            found[op.stage].append(op)
+    return [own for _, own in sorted(found.items())]
+
+
+def copy_plan(tasks: Sequence[Op], versions: str, every: int, prediction: bool) -> CopyPlan:
+    """The copies of a stage with these `tasks`, in the order in which its device runs them."""
+    delays = stage_delays(tasks, versions, every)
+    groups = [delays[first : first + every] for first in range(0, len(delays), every)]
+    late = [of_group(group) for group in groups]
+    if versions == "none":  # one copy, which gets its weights before each task
+        nothing: list[list[tuple[int, int]]] = [[] for _ in range(len(groups) + 1)]
+        return CopyPlan(delays, [0] * len(delays), [0] * len(nothing), nothing, late, 1)
+    found = _Copies(tasks, delays, prediction).plan(late)
+    return replace(found, count=max(found.count, COPIES_OF_2BW)) if versions == "2bw" else found
+
+
+def stage_delays(tasks: Sequence[Op], versions: str, every: int) -> list[Delay]:
+    """The weights of each micro-batch of a stage with these `tasks`."""
+    updates, before = 0, {}
+    for op in tasks:
+        updates += op.kind == "step"
+        before[op.kind, op.micro_batch] = updates
+    count = sum(op.kind == "F" for op in tasks)
+    return [delay(versions, i // every, before["F", i], before["B", i]) for i in range(count)]
+
+
+Key = tuple[int, int]
+"""Weights: after how many updates, and how many updates ahead they are predicted."""
+
+
+@dataclass
+class _Copies:
+    """Finds a copy for all weights, each from when they are made until their last task."""
+
+    tasks: Sequence[Op]
+    delays: list[Delay]
+    prediction: bool
+    last_use: dict[Key, int] = field(default_factory=dict)
+    holds: list[Key] = field(default_factory=list)
+
+    def plan(self, late: list[int]) -> CopyPlan:
+        wanted: dict[int, set[Key]] = defaultdict(set)
+        if not self.prediction:
+            wanted |= {update: {(update, 0)} for update in range(len(late) + 1)}
+        for place, op in enumerate(self.tasks):
+            if op.kind == "B":
+                assert op.micro_batch is not None
+                key = self._key(self.delays[op.micro_batch])
+                self.last_use[key] = place
+                wanted[key[0]].add(key)
+        made = [-1, *(place for place, op in enumerate(self.tasks) if op.kind == "step")]
+        where: dict[Key, int] = {}
+        for update, place in enumerate(made):
+            for key in sorted(wanted[update]):
+                where[key] = self._free_copy(place, where.get((update - 1, 0)))
+                self.holds[where[key]] = key
+        copies = [where[self._key(one)] for one in self.delays]
+        newest = [] if self.prediction else [where[update, 0] for update in range(len(made))]
+        ahead = [[(where[key], key[1]) for key in sorted(wanted[update])] for update in range(len(made))]
+        predicted = ahead if self.prediction else [[] for _ in made]
+        return CopyPlan(self.delays, copies, newest, predicted, late, len(self.holds))
+
+    def _key(self, one: Delay) -> Key:
+        return one.forward, one.updates if self.prediction else 0
+
+    def _free_copy(self, place: int, before: int | None) -> int:
+        """A copy that no later task needs, first of all the one with the weights `before` the update."""
+        order = range(len(self.holds)) if before is None else [before, *range(len(self.holds))]
+        for copy in order:
+            if self.last_use.get(self.holds[copy], -1) < place:
+                return copy
+        self.holds.append((-1, 0))
+        return len(self.holds) - 1

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from engines.periodic.engine import Config, PeriodicEngine
-from engines.periodic.two_version_stage import TwoVersionStage
+from engines.periodic.versioned_stage import VersionedStage
 from harness.core.plan import Plan
 from harness.interfaces import OptimizerSpec, SessionSpec
 from harness.runtime.training_state import intra_op_threads
-from tests.engines import networks
+from tests.engines import naive_delays, networks
 from tests.engines.contract import profile_of
-from tests.engines.periodic import delayed
+from tests.engines.naive_delays import Pipeline
 from tests.engines.periodic.patterns import plan
 from tests.support.sessions import run_session
 from tests.support.violations import violations
@@ -38,16 +38,16 @@ def trained(model: networks.Network, chosen: Plan, every: int, spec: SessionSpec
     torch.manual_seed(3)
     batches = [model.sample(samples) for _ in range(STEPS)]
     with intra_op_threads(1):  # as a queue has: with more, kernels may add up in another order
-        want = delayed.train(model, spec, batches, chosen.micro_batches, every)
-    got = delayed.Reported()
-    gradients: list[tuple[int, delayed.Named]] = []  # with the number of their stage
+        want = naive_delays.train(model, spec, batches, Pipeline(chosen.micro_batches, every))
+    got = naive_delays.Reported()
+    gradients: list[tuple[int, naive_delays.Named]] = []  # with the number of their stage
 
-    def note(stage: TwoVersionStage) -> None:
+    def note(stage: VersionedStage) -> None:
         gradients.append((stage.number, {n: p.grad.clone() for n, p in stage.own.items() if p.grad is not None}))
 
     with PeriodicEngine(Config(update_every=every)).session(model, chosen, spec) as session:
         for stage in session.stages:  # type: ignore[attr-defined]
-            stage.optimizer.register_step_pre_hook(lambda *_, own=stage: note(own))
+            stage.optimizer.optimizer.register_step_pre_hook(lambda *_, own=stage: note(own))
         for batch in batches:
             got.losses.append(session.step(batch).loss)
             got.states.append(session.state_dict()["model"])
@@ -62,7 +62,7 @@ def trained(model: networks.Network, chosen: Plan, every: int, spec: SessionSpec
         assert _wrong(mine, theirs) == []
 
 
-def _wrong(mine: delayed.Named, theirs: delayed.Named) -> list[str]:
+def _wrong(mine: naive_delays.Named, theirs: naive_delays.Named) -> list[str]:
     """Names of what is not equal to the last bit."""
     return [name for name, value in mine.items() if not torch.equal(value, theirs[name])]
 
@@ -97,7 +97,9 @@ def test_a_delayed_step_is_not_a_synchronous_one() -> None:
     model = networks.tokens()
     torch.manual_seed(3)
     batches = [model.sample(16)]
-    states = [delayed.train(model, SPEC, batches, 8, every).states[0]["0.weight"] for every in (1, 2, 4, 8)]
+    states = [
+        naive_delays.train(model, SPEC, batches, Pipeline(8, every)).states[0]["0.weight"] for every in (1, 2, 4, 8)
+    ]
     assert len({float(state.sum()) for state in states}) == 4
 
 

@@ -1,0 +1,1 @@
+"""The delays of an asynchronous pipeline, on one device."""

@@ -1,0 +1,94 @@
+"""A stage that computes with older weights than its newest ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.core.staleness import Corrections
+from harness.interfaces import SessionSpec
+from harness.runtime.delayed_optimizer import LAST, DelayedOptimizer
+from harness.runtime.stage_module import StageModule
+from harness.runtime.training_state import load_optimizer_state, model_state, optimizer_state, optimizer_tensors
+
+
+class DelayedStage:
+    """Layers that compute (`module`), their newest weights (`own`), and older ones: `history[k]` after k updates, each
+    with the update that made it if micro-batches predict from them."""
+
+    def __init__(self, module: StageModule, spec: SessionSpec, corrections: Corrections) -> None:
+        self.number, self.prediction = module.number, corrections.prediction
+        module.autocast = getattr(torch, spec.autocast) if spec.autocast else None
+        self.module = module
+        self.own = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in module.named_parameters()}
+        self.optimizer = DelayedOptimizer(self.own, spec.optimizer, corrections)
+        self.history: dict[int, list[tuple[Tensor, Tensor | None]]] = {}
+
+    @torch.no_grad()
+    def use(self, version: int, newest: int, ahead: int) -> None:
+        """Compute with the weights after `version` updates from now on, predicted `ahead` updates further."""
+        kept = self.history[version] if version < newest else self._newest()
+        for parameter, (weight, update) in zip(self.module.parameters(), kept, strict=True):
+            if self.prediction and ahead and update is not None:
+                weight = torch.add(weight, update, alpha=ahead)
+            parameter.data.copy_(weight)
+
+    def _newest(self) -> list[tuple[Tensor, Tensor | None]]:
+        state = self.optimizer.optimizer.state
+        return [(p.detach(), state[p].get(LAST) if p in state else None) for p in self.own.values()]
+
+    def update(self, delay: int, number: int, kept_since: int) -> None:
+        """Make update `number` of the run; weights after fewer than `kept_since` updates are needed no more."""
+        if kept_since <= number:
+            self.history[number] = [(weight.clone(), update) for weight, update in self._newest()]
+        for old in [version for version in self.history if version < kept_since]:
+            del self.history[old]
+        for own, parameter in zip(self.own.values(), self.module.parameters(), strict=True):
+            own.grad, parameter.grad = parameter.grad, None
+        self.optimizer.step(delay, number)
+
+    def held(self) -> list[Tensor]:
+        """Every tensor that the stage keeps between steps."""
+        older = [tensor for kept in self.history.values() for pair in kept for tensor in pair if tensor is not None]
+        state = optimizer_tensors([self.optimizer.optimizer])
+        return [*self.module.parameters(), *self.module.buffers(), *self.own.values(), *state, *older]
+
+    def state(self) -> dict[str, Tensor]:
+        """The state dict of the newest weights."""
+        own = {name: value.detach().cpu().clone() for name, value in self.own.items()}
+        return {name: own.get(name, value) for name, value in model_state(self.module).items()}
+
+    def optimizer_state(self) -> dict[str, Any]:
+        return optimizer_state(self.own, [self.optimizer.optimizer])
+
+    def older_state(self) -> dict[int, list[list[Tensor | None]]]:
+        """The older weights, on the CPU."""
+        return {
+            version: [[None if tensor is None else tensor.detach().cpu().clone() for tensor in pair] for pair in kept]
+            for version, kept in self.history.items()
+        }
+
+    def load_older(self, state: dict[int, list[list[Tensor | None]]]) -> None:
+        """The inverse of `older_state`."""
+        devices = [parameter.device for parameter in self.own.values()]
+        for version, kept in state.items():
+            self.history[version] = [
+                (_moved(weight, device), None if update is None else update.to(device))
+                for (weight, update), device in zip(kept, devices, strict=True)
+            ]
+
+    @torch.no_grad()
+    def load(self, model: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
+        """The inverse of `state` and `optimizer_state`, from those of the whole model; older weights are forgotten."""
+        self.module.load_state_dict({name: model[name] for name in self.module.state_dict()})
+        for own, parameter in zip(self.own.values(), self.module.parameters(), strict=True):
+            own.copy_(parameter)
+        load_optimizer_state(self.own, [self.optimizer.optimizer], optimizer)
+        self.history = {}
+
+
+def _moved(weight: Tensor | None, device: torch.device) -> Tensor:
+    assert weight is not None
+    return weight.to(device)

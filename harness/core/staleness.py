@@ -1,0 +1,98 @@
+"""Asynchronous pipelines: with which weights a micro-batch computes, and what corrects the delay of its gradient.
+
+Stage j of P has P - j micro-batches in flight. It updates its weights after each group of `update_every` micro-batches,
+while others are under way. W2 are its weights after two updates; here P = 3, j = 0 and update_every = 1:
+
+    tasks      0F0   0F1   0F2   0B0   0F3   0B1   0F4   0B2   0F5   0B3
+    updates                         W1          W2          W3          W4
+    stash      W0    W0    W0    W0    W1    W0    W2    W0    W3    W1      forward and backward the same weights
+    none       W0    W0    W0    W0    W1    W1    W2    W2    W3    W3      backward with the newest
+
+`engine.versions`, with what a micro-batch of group g computes, the delay of its gradient and the copies of the weights:
+
+    flush  the weights after g updates                        0, the pipeline drains before an update      1
+    2bw    the weights after g - 1 updates                    1 on each stage                              2
+    stash  the newest ones when its forward task begins       P - 1 - j for update_every=1                 P - j
+    none   the newest ones, in each of its two tasks          as stash                                     1
+
+flush: GPipe, arXiv 1811.06965. 2bw: PipeDream-2BW, arXiv 2006.09503, section 3.1. stash: PipeDream, SOSP 2019,
+section 3.3. none: PipeMare, arXiv 1910.05124, section 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.core.problem import Problem
+from harness.core.value_checks import at_least, one_of
+
+VERSIONS = ("flush", "2bw", "stash", "none")
+
+
+@dataclass
+class Corrections:
+    """What makes up for the delay of gradients. All compose, with each other and with every optimizer.
+
+    u is the optimizer's last update of the weights W, s the delay of a gradient in updates.
+    """
+
+    prediction: bool = False
+    """Micro-batches compute with predicted weights, W + s u: those that their gradient will find if s more updates are
+    as the last one. For SGD with momentum that is W - s lr v (SpecTrain, arXiv 1809.02839, section 3.2), for Adam its
+    own step s times (XPipe, arXiv 1911.04610)."""
+    error_feedback: bool = False
+    """An update also makes up for the s updates that were made with older gradients: u + s (u - the one before). With
+    s = 1 that is 2 u(t) - u(t-1), the error feedback of arXiv 2606.30634 as its abstract describes it."""
+    lr_steps: int = 0
+    """The learning rate is divided by s ** (1 - t / lr_steps) in update t, for the first lr_steps updates (PipeMare,
+    arXiv 1910.05124, section 3.1: T1); 0: never."""
+
+    @property
+    def keeps_update(self) -> bool:
+        """Whether the last update is kept, once more as much memory as the weights."""
+        return self.prediction or self.error_feedback
+
+    def lr_factor(self, delay: int, number: int) -> float:
+        """The factor of the learning rate of update `number`, counted from 0, with gradients `delay` updates old."""
+        left = max(0.0, 1 - number / self.lr_steps) if self.lr_steps else 0.0
+        return float(max(1, delay) ** -left)
+
+
+def check(versions: str, default: str, corrections: Corrections) -> list[Problem]:
+    """Values of `engine.versions` and `engine.corrections` that no run can have."""
+    found = one_of("engine.versions", versions, VERSIONS, default)
+    return [*found, *at_least("engine.corrections.lr_steps", corrections.lr_steps, 0)]
+
+
+@dataclass(frozen=True)
+class Delay:
+    """The weights of one stage with which a micro-batch computes, each as the number of updates that made them.
+
+    Its gradient goes into update number `group`, which finds the weights after `group` updates.
+    """
+
+    group: int
+    forward: int
+    backward: int
+
+    @property
+    def updates(self) -> int:
+        """How many updates its gradient is late."""
+        return self.group - self.forward
+
+
+def delay(versions: str, group: int, before_forward: int, before_backward: int, first: int = 0) -> Delay:
+    """The weights of a micro-batch of `group`, whose tasks begin after so many updates of the stage. `first` is the
+    number of updates after which the pipeline was last empty."""
+    if versions == "flush":
+        return Delay(group, group, group)
+    if versions == "2bw":
+        used = max(group - 1, first)
+        return Delay(group, used, used)
+    return Delay(group, before_forward, before_backward if versions == "none" else before_forward)
+
+
+def of_group(delays: Sequence[Delay]) -> int:
+    """How late the oldest gradient of a group is."""
+    return max(one.updates for one in delays)

@@ -1,0 +1,53 @@
+"""The optimizer of a stage whose gradients are late, with the corrections of `harness.core.staleness`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from harness.core.staleness import Corrections
+from harness.interfaces import OptimizerSpec
+from harness.runtime.training_state import make_optimizer
+
+LAST = "last_update"
+"""The key of the last update in the optimizer's state of a parameter: so it is saved and loaded with it."""
+
+
+class DelayedOptimizer:
+    """Updates `parameters`, the newest weights, from their gradients."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec, corrections: Corrections) -> None:
+        self.parameters = list(parameters.values())
+        self.corrections, self.lr = corrections, spec.lr
+        self.optimizer = make_optimizer(self.parameters, spec)
+
+    def step(self, delay: int, number: int) -> None:
+        """Make update `number` of the run, counted from 0, from gradients that are `delay` updates late; they are gone
+        afterwards."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * self.corrections.lr_factor(delay, number)
+        if self.corrections.keeps_update:
+            self._step_and_keep(delay)
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def _step_and_keep(self, delay: int) -> None:
+        updated = [parameter for parameter in self.parameters if parameter.grad is not None]
+        before = [parameter.detach().clone() for parameter in updated]
+        self.optimizer.step()
+        for parameter, old in zip(updated, before, strict=True):
+            update, state = parameter - old, self.optimizer.state[parameter]
+            if self.corrections.error_feedback and delay and LAST in state:
+                parameter.add_(update - state[LAST], alpha=delay)
+            state[LAST] = update
+
+    @torch.no_grad()
+    def weights(self, distance: int) -> Iterator[Tensor]:
+        """The newest weights, or, `distance` updates ahead, predicted ones."""
+        for parameter in self.parameters:
+            last = self.optimizer.state[parameter].get(LAST) if distance and parameter in self.optimizer.state else None
+            yield parameter if last is None else torch.add(parameter, last, alpha=distance)

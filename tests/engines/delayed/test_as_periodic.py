@@ -1,0 +1,147 @@
+"""engine=delayed trains as engine=periodic does, to the last bit, and both as a naive loop over micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+
+from engines.delayed.engine import Config as DelayedConfig
+from engines.delayed.engine import DelayedEngine
+from engines.periodic import weight_versions
+from engines.periodic.engine import Config, PeriodicEngine
+from harness.core.plan import Mesh, Plan, Stage
+from harness.core.staleness import VERSIONS, Corrections
+from harness.interfaces import Batch, Engine, Model, OptimizerSpec, SessionSpec
+from harness.runtime.training_state import intra_op_threads
+from planners.block_partition import even
+from tests.engines import naive_delays, networks
+from tests.engines.naive_delays import Pipeline, Reported
+from tests.engines.periodic.patterns import plan
+
+MOMENTUM = OptimizerSpec("sgd", lr=0.05, momentum=0.9, weight_decay=0.01)
+PLAIN = OptimizerSpec("sgd", lr=0.05)
+ADAM = OptimizerSpec("adam", lr=0.01)
+SPEC = SessionSpec(("cpu",) * 4, MOMENTUM, "float64", seed=7)
+STEPS = 3
+M = 12
+CORRECTIONS = {
+    "none": Corrections(),
+    "prediction": Corrections(prediction=True),
+    "error feedback": Corrections(error_feedback=True),
+    "learning rate": Corrections(lr_steps=20),
+    "all": Corrections(prediction=True, error_feedback=True, lr_steps=7),
+}
+
+
+def on_one_device(chosen: Plan) -> Plan:
+    stages = tuple(Stage(stage.first, stage.last, 0) for stage in chosen.stages)
+    return Plan(Mesh(), stages, chosen.micro_batches)
+
+
+def flights(chosen: Plan) -> list[int]:
+    """Micro-batches in flight in each stage of a pattern."""
+    assert chosen.pattern is not None
+    return weight_versions.stored(weight_versions.schedule(chosen, chosen.pattern, M, M))
+
+
+def trained(engine: Engine, model: Model, chosen: Plan, spec: SessionSpec, batches: Sequence[Batch]) -> Reported:
+    reported = Reported()
+    with engine.session(model, chosen, spec) as session, intra_op_threads(1):
+        for batch in batches:
+            reported.losses.append(session.step(batch).loss)
+            state = session.state_dict()
+            moments = {f"{name} {key}": v for name, kept in state["optimizer"].items() for key, v in kept.items()}
+            reported.states.append({**state["model"], **{k: v for k, v in moments.items() if torch.is_tensor(v)}})
+    return reported
+
+
+def batches_of(model: Model, samples: int = 24, steps: int = STEPS) -> list[Batch]:
+    torch.manual_seed(3)
+    return [model.sample(samples) for _ in range(steps)]
+
+
+def check(
+    model: networks.Network,
+    chosen: Plan,
+    versions: str,
+    every: int | None,
+    corrections: Corrections = Corrections(),  # noqa: B008
+    optimizer: OptimizerSpec = MOMENTUM,
+    samples: int = 24,
+) -> None:
+    spec, batches = replace(SPEC, optimizer=optimizer), batches_of(model, samples)
+    periodic = PeriodicEngine(Config(versions=versions, update_every=every, corrections=corrections))
+    counts = flights(chosen)
+    delayed = DelayedEngine(
+        DelayedConfig("delayed", len(counts), counts, versions, every, drain=True, corrections=corrections)
+    )
+    alone = on_one_device(chosen)
+    assert delayed.update_every(alone) == periodic.update_every(chosen)
+    real = trained(periodic, model, chosen, spec, batches)
+    mine = trained(delayed, model, alone, spec, batches)
+    assert mine.losses == real.losses
+    for one, other in zip(mine.states, real.states, strict=True):
+        assert one.keys() == other.keys()
+        assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    pipe = Pipeline(M, delayed.update_every(alone), chosen.balance, counts, versions, corrections=asdict(corrections))
+    with intra_op_threads(1):
+        naive = naive_delays.train(model, spec, batches, pipe)
+    torch.testing.assert_close(mine.losses, naive.losses, rtol=1e-11, atol=0)
+    for one, other in zip(mine.states, naive.states, strict=True):
+        torch.testing.assert_close({name: one[name] for name in other}, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("versions", VERSIONS)
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_every_versioning(stages: int, versions: str) -> None:
+    model = networks.skips()
+    check(model, plan(even(len(model.layers()), stages), M), versions, None)
+
+
+@pytest.mark.parametrize("corrections", CORRECTIONS)
+@pytest.mark.parametrize("versions", VERSIONS)
+def test_every_correction(versions: str, corrections: str) -> None:
+    check(networks.tokens(), plan([2, 2, 1, 1], M), versions, None, CORRECTIONS[corrections])
+
+
+@pytest.mark.parametrize("optimizer", [PLAIN, ADAM], ids=["plain", "adam"])
+@pytest.mark.parametrize("versions", ["stash", "none"])
+def test_every_optimizer(versions: str, optimizer: OptimizerSpec) -> None:
+    check(networks.tokens(), plan([2, 2, 2], M), versions, None, CORRECTIONS["all"], optimizer)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 6, 12])
+@pytest.mark.parametrize("versions", ["stash", "none"])
+def test_groups_whose_micro_batches_see_different_weights(versions: str, every: int) -> None:
+    check(networks.tokens(), plan([2, 2, 1, 1], M), versions, every, CORRECTIONS["all"])
+
+
+@pytest.mark.parametrize("versions", VERSIONS)
+def test_more_in_flight_than_stages_and_several_stages_on_a_device(versions: str) -> None:
+    """Messages take time: up to seven micro-batches are under way."""
+    chosen = plan([4, 6, 4], M, slack=2)
+    assert max(flights(chosen)) > len(chosen.stages)
+    check(networks.skips(), chosen, versions, None, CORRECTIONS["prediction"])
+    check(networks.skips(), plan([5, 6, 3], M, devices=[0, 1, 0]), versions, None, CORRECTIONS["prediction"])
+
+
+@pytest.mark.parametrize("versions", VERSIONS)
+def test_running_statistics_and_uneven_micro_batches(versions: str) -> None:
+    check(networks.norms(), plan([3, 4, 3], M), versions, None, samples=29)
+
+
+def test_versions_are_not_the_same_training() -> None:
+    """Or the tests above would say nothing. Without delay corrections do nothing, and a learning rate is as it was with
+    a delay of one update."""
+    model = networks.tokens()
+    found: list[Any] = []
+    for versions, every in {"flush": 12, "2bw": 3, "stash": 1, "none": 1}.items():
+        for corrections in CORRECTIONS.values():
+            pipe = Pipeline(M, every, [2, 2, 1, 1], [4, 3, 2, 1], versions, corrections=asdict(corrections))
+            found.append(naive_delays.train(model, SPEC, batches_of(model), pipe).losses[-1])
+    assert len(set(found)) == 1 + 4 + 5 + 5
