@@ -20,6 +20,7 @@ SETTINGS = ["model=mlp", "batch.size=16", "warmup=1", f"steps={STEPS - 1}", "tra
 FURTHER = {
     "torchgpipe": ("mesh.pipeline=2",),
     "periodic": ("mesh.pipeline=2", "planner=contiguous", "engine.update_every=4"),
+    "delayed": ("engine.stages=2", "engine.versions=flush"),
 }
 MICRO_BATCHES = 4
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from harness.core import divisors, staleness
 from harness.core.cluster import Cluster
@@ -36,6 +37,8 @@ from harness.schedule.tied_weight_ops import tied_stages
 
 @dataclass
 class Config:
+    scheme: ClassVar[bool] = False  # engine=all leaves it out
+
     name: str = "delayed"
     """The engine."""
     stages: int = 4

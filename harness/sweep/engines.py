@@ -17,11 +17,16 @@ def known() -> list[str]:
     return sorted(names, key=lambda name: (name != "single", name))
 
 
+def compared() -> list[str]:
+    """Those of `engine=all`: the ways to use devices, not an engine that stands in for another one on one device."""
+    return [name for name in known() if getattr(registry.schemas()["engine", name], "scheme", True)]
+
+
 def listed(overrides: Sequence[str]) -> list[str]:
     """The engines that `engine=` lists, which need not exist; without it none."""
     given = [text.partition("=")[2] for text in overrides if bare_key(text) == "engine"]
     names = [name.strip() for name in given[-1].strip("[]").split(",")] if given else []
-    return known() if names == [ALL] else list(dict.fromkeys(names))
+    return compared() if names == [ALL] else list(dict.fromkeys(names))
 
 
 def keys_of(engine: str, overrides: Sequence[str]) -> list[str]:

@@ -71,7 +71,7 @@ def main(overrides: Sequence[str], console: Console | None = None) -> int:
     Raises CannotRun for what cannot be read, or where no scheme is possible.
     """
     console = console or console_of_sweep()
-    names = engines.listed(overrides) or engines.known()
+    names = engines.listed(overrides) or engines.compared()
     refuse([problem for name in names for problem in one_of("engine", name, engines.known())], FIT)
     table, ended = _Table(), ""
     with tempfile.TemporaryDirectory() as folder, Progress(console) as progress:
