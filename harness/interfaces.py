@@ -138,7 +138,7 @@ class Capabilities:
     `fused` are those of `optimizers` whose fused kernels it takes (`optimizer.fused`)."""
 
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
-    optimizers: tuple[str, ...] = ("sgd", "adam", "adamw")
+    optimizers: tuple[str, ...] = ("sgd", "adam", "adamw", "nadam", "muon")
     fused: tuple[str, ...] = ("sgd", "adam", "adamw")
     pipeline: bool = True
     data: bool = False
@@ -183,13 +183,15 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """A torch optimizer by name ("sgd", "adam", "adamw"), its numbers, and whether it is fused."""
+    """A torch optimizer by name ("sgd", "adam", "adamw", "nadam", "muon"), its numbers, and whether it is fused."""
 
     name: str = "sgd"
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
     fused: bool = False
+    nesterov: bool = False
+    beta1: float | None = None
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ class DeepSpeedEngine(Engine):
             scalars=False,
             tensor=True,
             simulated_only=("tensor",),
-            optimizers=("adamw", "adam") if config.offload else Capabilities.optimizers,
+            optimizers=("adamw", "adam") if config.offload else ("sgd", "adam", "adamw"),
             disabled_by={
                 "tensor": Setting({"cluster": "local"}, {"mode": "simulate", "cluster": "summit"}),
                 "pipeline": Setting({"engine.zero": config.zero}, {"engine.zero": 1}),

@@ -92,7 +92,11 @@ def optimizer(module: nn.Module, spec: OptimizerSpec, offload: bool) -> torch.op
     decoupled = {"adam": False, "adamw": True}[spec.name]
     with jit_build.alone("cpu_adam"):
         made: torch.optim.Optimizer = DeepSpeedCPUAdam(
-            module.parameters(), lr=spec.lr, weight_decay=spec.weight_decay, adamw_mode=decoupled
+            module.parameters(),
+            lr=spec.lr,
+            betas=(0.9 if spec.beta1 is None else spec.beta1, 0.999),
+            weight_decay=spec.weight_decay,
+            adamw_mode=decoupled,
         )
     return made
 

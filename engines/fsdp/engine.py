@@ -69,6 +69,7 @@ def build(config: Config) -> FSDPEngine:
 
 class FSDPEngine(Engine):
     capabilities = Capabilities(
+        optimizers=("sgd", "adam", "adamw"),
         fused=("adam", "adamw"),  # torch has none of SGD for sharded tensors
         pipeline=False,
         data=True,

@@ -115,6 +115,7 @@ class MyelinEngine(Engine):
         self.config = config
         self.capabilities = Capabilities(
             dtypes=DTYPES,
+            optimizers=("sgd", "adam", "adamw"),  # on slices of flat buffers
             data=True,
             multi_process=True,
             mpi=config.transport == "mpi",

@@ -63,7 +63,7 @@ class Optimizer:
                 momentum=spec.momentum,
                 lr=spec.lr,
                 dampening=0.0,
-                nesterov=False,
+                nesterov=spec.nesterov,
                 maximize=False,
             )
             return
@@ -80,7 +80,7 @@ class Optimizer:
             fused=spec.fused,
             decoupled_weight_decay=spec.name == "adamw",
             amsgrad=False,
-            beta1=BETAS[0],
+            beta1=BETAS[0] if spec.beta1 is None else spec.beta1,
             beta2=BETAS[1],
             lr=spec.lr,
             weight_decay=spec.weight_decay,

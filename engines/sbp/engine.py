@@ -45,7 +45,9 @@ HERE = "local"
 
 
 class SBPEngine(Engine):
-    capabilities = Capabilities(tensor=True, multi_process=True, channels_last=False)
+    capabilities = Capabilities(
+        optimizers=("sgd", "adam", "adamw"), tensor=True, multi_process=True, channels_last=False
+    )
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -35,7 +35,7 @@ MODES = ("run", "plan", "simulate", "profile", "calibrate", "tune")
 """Those of one run."""
 SEVERAL = {"race": "engine=...", "fit": "model=... cluster=..."}
 """Modes of several runs, and how they are called (`harness.races`, `harness.sweep.fit`)."""
-OPTIMIZERS = ("sgd", "adam", "adamw")
+OPTIMIZERS = ("sgd", "adam", "adamw", "nadam", "muon")
 AT_LEAST_1 = ("batch.micro_batches", "batch.micro_batch_size", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
 AT_LEAST_0 = (
     "warmup",
@@ -84,6 +84,7 @@ def problems(config: DictConfig) -> list[Problem]:
     alone = "is a race of one: 0 for none, or at least 2"
     found += _numbers(config, ("tune.verify",), alone, 3, lambda value: value != 1)
     found += _numbers(config, ABOVE_0, "must be above 0", None, lambda value: value > 0)
+    found += _moments(config)
     known = {problem.key for problem in found}
     for key in (key for key in AT_MOST if key not in known):
         found += _numbers(config, (key,), f"must be at most {AT_MOST[key]}", None, functools.partial(ge, AT_MOST[key]))
@@ -108,6 +109,23 @@ def problems(config: DictConfig) -> list[Problem]:
     if not any(problem.key.startswith(("data.", "model.")) for problem in found):
         found += registry.unsuited(config.data, config.model)
     return found + ([] if config.mode == "profile" else _stages(config))
+
+
+def _moments(config: DictConfig) -> list[Problem]:
+    """What an optimizer keeps of older gradients must be a share below 1, and of an optimizer that has it."""
+    optimizer, found = config.optimizer, []
+    if optimizer.nesterov and (optimizer.name != "sgd" or not optimizer.momentum):
+        fixes: list[Fix] = [{"optimizer.nesterov": False}]
+        fixes += [{"optimizer.momentum": 0.9}] if optimizer.name == "sgd" else [{"optimizer.name": "nadam"}]
+        message = "is for optimizer.name=sgd with optimizer.momentum"
+        found.append(Problem("optimizer.nesterov", True, message, tuple(fixes)))
+    beta1 = optimizer.beta1
+    if beta1 is not None and not 0 <= beta1 < 1:
+        found.append(Problem("optimizer.beta1", beta1, "must be from 0 to below 1", ({"optimizer.beta1": None},)))
+    elif beta1 is not None and optimizer.name == "sgd":
+        fixes = [{"optimizer.momentum": beta1, "optimizer.beta1": None}, {"optimizer.beta1": None}]
+        found.append(Problem("optimizer.beta1", beta1, "is of adam, adamw, nadam and muon", tuple(fixes)))
+    return found
 
 
 def _unusable(value: Any, key: str = "") -> Iterator[Problem]:

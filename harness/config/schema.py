@@ -38,13 +38,18 @@ class MeshConfig:
 @dataclass
 class OptimizerConfig:
     name: str = "sgd"
-    """The optimizer of torch.optim: sgd, adam or adamw."""
+    """The optimizer of torch.optim: sgd, adam, adamw, nadam (with decoupled weight decay), or muon, which updates
+    matrices, AdamW all else, with the learning rate of AdamW."""
     lr: float = 0.1
     """Learning rate."""
     momentum: float = 0.0
     """Momentum of sgd."""
     weight_decay: float = 0.0
     """Weight decay."""
+    nesterov: bool = False
+    """Nesterov momentum of sgd."""
+    beta1: float | None = None
+    """Decay of the mean of gradients that adam, adamw and nadam keep (null: 0.9) or muon (null: 0.95)."""
     fused: bool = False
     """One kernel updates many weights (fused=True of torch.optim), in the place of one for each operation. DeepSpeed's
     own Adam (engine.offload) is fused anyway."""

@@ -109,8 +109,11 @@ NAMED = {
 
 
 def named(name: str, optimizer: str = "sgd", momentum: float = 0.0) -> MemoryModel:
-    """Returns a memory model by its name; "auto" follows from the optimizer. Raises KeyError for an unknown name."""
+    """Returns a memory model by its name; "auto" follows from the optimizer. Raises KeyError for an unknown name.
+
+    Muon keeps one moment for a matrix and two for all else: two are an upper bound.
+    """
     if name == "auto":
-        adam = optimizer in ("adam", "adamw")
+        adam = optimizer in ("adam", "adamw", "nadam", "muon")
         name = "adam_fp32" if adam else "sgd_momentum_fp32" if momentum else "sgd_fp32"
     return NAMED[name]

@@ -15,10 +15,21 @@ from torch import Tensor, nn
 from harness.interfaces import Batch, Model, OptimizerSpec, SessionSpec
 from harness.nn import dropout
 from harness.nn.tied import dtype_in, moved
+from harness.runtime.muon import MuonAndAdamW
 from harness.runtime.values import mapped, split
 
 CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "muon": MuonAndAdamW,
+}
+FUSED = ("sgd", "adam", "adamw")
+"""Those that have fused kernels."""
+COUNTERS = ("step", "mu_product")
+"""States of an optimizer that count its steps: numbers, which it reads on the CPU unless it is fused."""
 
 
 def initial_layers(model: Model, spec: SessionSpec) -> nn.Sequential:
@@ -73,9 +84,17 @@ def choose_kernels(tf32: bool, cudnn_benchmark: bool) -> None:
 def make_optimizer(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> torch.optim.Optimizer:
     """The optimizer that `spec` names. Where there are no parameters its step does nothing."""
     parameters = list(parameters)
-    options: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": spec.fused or None}
+    options: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
+    if spec.name in FUSED:
+        options["fused"] = spec.fused or None
     if spec.name == "sgd":
-        options["momentum"] = spec.momentum
+        options |= {"momentum": spec.momentum, "nesterov": spec.nesterov}
+    elif spec.name == "muon":
+        options |= {"momentum": 0.95 if spec.beta1 is None else spec.beta1}
+    else:
+        options |= {"betas": (0.9 if spec.beta1 is None else spec.beta1, 0.999)}
+    if spec.name == "nadam":
+        options["decoupled_weight_decay"] = True
     optimizer: torch.optim.Optimizer = OPTIMIZERS[spec.name]([{"params": parameters}], **options)
     return optimizer
 
@@ -116,7 +135,7 @@ def load_optimizer_state(
         for name, parameter in named.items():
             if id(parameter) in own and name in saved:
                 optimizer.state[parameter] = {
-                    key: counter(value, parameter, optimizer) if key == "step" else _placed(value, parameter)
+                    key: counter(value, parameter, optimizer) if key in COUNTERS else _placed(value, parameter)
                     for key, value in saved[name].items()
                 }
 

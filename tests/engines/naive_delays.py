@@ -157,6 +157,10 @@ def _own(tensor: Tensor, spec: SessionSpec) -> Tensor:
 
 def _optimizer(parameters: list[nn.Parameter], spec: SessionSpec) -> torch.optim.Optimizer:
     wanted = spec.optimizer
+    if wanted.name == "nadam":
+        return torch.optim.NAdam(parameters, wanted.lr, (wanted.beta1 or 0.9, 0.999), decoupled_weight_decay=True)
+    if wanted.name == "muon":  # for networks whose weights are all matrices
+        return torch.optim.Muon(parameters, wanted.lr, wanted.weight_decay, adjust_lr_fn="match_rms_adamw")
     if wanted.name == "sgd":
         return torch.optim.SGD(parameters, wanted.lr, wanted.momentum, weight_decay=wanted.weight_decay)
     return torch.optim.Adam(parameters, wanted.lr, weight_decay=wanted.weight_decay)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from engines.delayed.engine import Config as DelayedConfig
 from engines.delayed.engine import DelayedEngine
@@ -25,6 +26,8 @@ from tests.engines.periodic.patterns import plan
 MOMENTUM = OptimizerSpec("sgd", lr=0.05, momentum=0.9, weight_decay=0.01)
 PLAIN = OptimizerSpec("sgd", lr=0.05)
 ADAM = OptimizerSpec("adam", lr=0.01)
+NADAM = OptimizerSpec("nadam", lr=0.01, beta1=0.99)
+MUON = OptimizerSpec("muon", lr=0.01, weight_decay=0.1)
 SPEC = SessionSpec(("cpu",) * 4, MOMENTUM, "float64", seed=7)
 STEPS = 3
 M = 12
@@ -62,6 +65,18 @@ def trained(engine: Engine, model: Model, chosen: Plan, spec: SessionSpec, batch
 def batches_of(model: Model, samples: int = 24, steps: int = STEPS) -> list[Batch]:
     torch.manual_seed(3)
     return [model.sample(samples) for _ in range(steps)]
+
+
+def matrices() -> networks.Network:
+    """Weights of two dimensions only, which Muon updates."""
+
+    def layers() -> list[nn.Module]:
+        return [layer for _ in range(3) for layer in (nn.Linear(6, 6, bias=False), nn.Tanh())]
+
+    def samples(n: int) -> torch.Tensor:
+        return torch.randn(n, 6)
+
+    return networks.Network("matrices", layers, samples, samples, lambda out, target: ((out - target) ** 2).sum())
 
 
 def check(
@@ -109,10 +124,15 @@ def test_every_correction(versions: str, corrections: str) -> None:
     check(networks.tokens(), plan([2, 2, 1, 1], M), versions, None, CORRECTIONS[corrections])
 
 
-@pytest.mark.parametrize("optimizer", [PLAIN, ADAM], ids=["plain", "adam"])
+@pytest.mark.parametrize("optimizer", [PLAIN, ADAM, NADAM], ids=["plain", "adam", "nadam"])
 @pytest.mark.parametrize("versions", ["stash", "none"])
 def test_every_optimizer(versions: str, optimizer: OptimizerSpec) -> None:
     check(networks.tokens(), plan([2, 2, 2], M), versions, None, CORRECTIONS["all"], optimizer)
+
+
+@pytest.mark.parametrize("versions", ["2bw", "stash"])
+def test_muon(versions: str) -> None:
+    check(matrices(), plan([2, 2, 2], M), versions, None, CORRECTIONS["all"], MUON)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 6, 12])

@@ -8,6 +8,7 @@ from torch import nn
 
 from harness.interfaces import OptimizerSpec
 from harness.runtime.training_state import (
+    FUSED,
     OPTIMIZERS,
     choose_kernels,
     load_optimizer_state,
@@ -38,7 +39,7 @@ def test_an_optimizer_takes_its_numbers_and_its_parameters_once() -> None:
     torch.testing.assert_close(weight.detach(), torch.full((2,), second))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", FUSED)
 def test_a_fused_optimizer_trains_as_another_and_goes_on_from_the_state_of_another(name: str) -> None:
     states, weights = [], []
     for fused in (False, True):
@@ -53,6 +54,48 @@ def test_a_fused_optimizer_trains_as_another_and_goes_on_from_the_state_of_anoth
         weights.append(weight.detach())
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(states[2:], states[:2], rtol=1e-12, atol=1e-12)
+
+
+def updated(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], first: int = 0, steps: int = 3) -> None:
+    """Each weight gets the gradients of its own name: the same whichever others there are."""
+    for step in range(first, first + steps):
+        for weight in weights:
+            torch.manual_seed(100 * step + weight.ndim)
+            weight.grad = torch.randn_like(weight)
+        optimizer.step()
+
+
+def some_weights() -> list[nn.Parameter]:
+    torch.manual_seed(9)
+    return [nn.Parameter(torch.randn(*shape)) for shape in ((4, 6), (6,), (3, 2, 3, 3))]
+
+
+def test_nadam_has_decoupled_weight_decay_and_its_first_beta() -> None:
+    mine, theirs = some_weights(), some_weights()
+    updated(make_optimizer(mine, OptimizerSpec("nadam", lr=0.1, weight_decay=0.1, beta1=0.99)), mine)
+    updated(torch.optim.NAdam(theirs, 0.1, (0.99, 0.999), weight_decay=0.1, decoupled_weight_decay=True), theirs)
+    assert all(map(torch.equal, mine, theirs))
+
+
+def test_muon_updates_matrices_and_adamw_the_rest() -> None:
+    mine, (matrix, *others) = some_weights(), some_weights()
+    updated(make_optimizer(mine, OptimizerSpec("muon", lr=0.1, weight_decay=0.1, beta1=0.8)), mine)
+    updated(torch.optim.Muon([matrix], 0.1, 0.1, 0.8, adjust_lr_fn="match_rms_adamw"), [matrix])
+    updated(torch.optim.AdamW(others, 0.1, weight_decay=0.1), others)
+    assert all(map(torch.equal, mine, [matrix, *others]))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_goes_on_from_a_state(name: str) -> None:
+    spec = OptimizerSpec(name, lr=0.1, momentum=0.9 if name == "sgd" else 0.0, nesterov=name == "sgd", weight_decay=0.1)
+    whole, halves = some_weights(), some_weights()
+    updated(make_optimizer(whole, spec), whole, steps=5)
+    named = {str(number): weight for number, weight in enumerate(halves)}
+    first, second = make_optimizer(halves, spec), make_optimizer(halves, spec)
+    updated(first, halves)
+    load_optimizer_state(named, [second], optimizer_state(named, [first]))
+    updated(second, halves, first=3, steps=2)
+    assert all(map(torch.equal, whole, halves))
 
 
 def test_a_state_goes_where_the_optimizer_reads_it() -> None:
