@@ -191,7 +191,9 @@ ENGINES: dict[tuple[str, ...], tuple[Fix, ...]] = {
     ("1f1b", "pipedream_flush"): _scheduled("1f1b"),
     ("interleaved", "interleaved_1f1b"): _scheduled("interleaved1f1b"),
     ("zb", "zbv", "zero_bubble"): _scheduled("zbv"),
-    ("pipedream", "pipedream_2bw"): ({"engine": "periodic", "planner": "pipedream"},),
+    ("pipedream_2bw",): ({"engine": "periodic", "planner": "pipedream"},),
+    ("pipedream",): ({"engine": "periodic", "planner": "pipedream", "engine.versions": "stash"},),
+    ("pipemare",): ({"engine": "periodic", "planner": "contiguous", "engine.versions": "none"},),
     ("axonn",): ({"engine": "myelin"},),
 }
 """What is an engine, or a scheme, elsewhere, and what it is here. Signs between letters do not count: ZeRO-3."""

@@ -112,11 +112,11 @@ def notes(records: Sequence[RunRecord | None]) -> list[str]:
 
 def unequal_losses(records: Sequence[RunRecord | None]) -> str:
     """Of runs that trained the same: the two of different engines whose last losses are farthest apart, if that is
-    more than `CLOSE`. Empty where there are none; a periodic schedule has delayed weights, and is not compared."""
+    more than `CLOSE`. Empty where there are none; what trains with delayed weights is not compared."""
     groups: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for record in records:
         ran = record is not None and record.status == "ok" and record.source == "measured"
-        last = losses(record)[1] if record and ran and not (record.plan or {}).get("pattern") else None
+        last = losses(record)[1] if record and ran and not _delayed(record) else None
         if record and last is not None and math.isfinite(last):
             batch = (record.config.get("batch") or {}).get("size")
             work = {key: value for key, value in _others(record).items() if key != "batch"}
@@ -134,6 +134,12 @@ def unequal_losses(records: Sequence[RunRecord | None]) -> str:
                 "model   -> python -m analysis.losses FOLDER, which compares them step by step"
             )
     return ""
+
+
+def _delayed(record: RunRecord) -> bool:
+    """Whether a run has weights that are updated while micro-batches are under way."""
+    versions = (record.config.get("engine") or {}).get("versions", "flush")
+    return bool((record.plan or {}).get("pattern")) or versions != "flush"
 
 
 def slowed(record: RunRecord) -> float | None:

@@ -15,6 +15,7 @@ from harness.core.op import Op
 from harness.core.pattern import Placed
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import CannotRun, Problem
+from harness.core.staleness import Corrections
 from harness.interfaces import BatchShape, PlanRequest, SessionSpec
 from harness.schedule.validate import validation_errors
 from tests.engines import networks
@@ -157,3 +158,54 @@ def test_it_says_how_often_weights_are_updated() -> None:
     assert row(note) == ("engine.update_every", 4, ["engine.update_every=12"])
     assert "3 updates a step, of 4 of its 12 micro-batches" in note.message
     assert build(Config(update_every=12)).notes(FIVE, PROFILE, Cluster(devices_per_node=8), MemoryModel()) == []
+
+
+@pytest.mark.parametrize(("versions", "every", "late"), [("stash", 1, [4, 3, 2, 1, 0]), ("none", 3, [2, 1, 1, 1, 0])])
+def test_it_says_how_late_each_stage_is(versions: str, every: int, late: list[int]) -> None:
+    engine = build(Config(versions=versions, update_every=every))
+    (note,) = engine.notes(FIVE, PROFILE, Cluster(devices_per_node=8), MemoryModel())
+    assert f"{late} updates old".replace(", ", ",") in note.message
+    assert build(Config(versions=versions)).update_every(FIVE) == 1
+
+
+def test_flush_is_one_update_a_step() -> None:
+    engine, cluster = build(Config(versions="flush")), Cluster(devices_per_node=8)
+    assert engine.update_every(FIVE) == 12 and engine.notes(FIVE, PROFILE, cluster, MemoryModel()) == []
+    request = PlanRequest(BatchShape(24, 12), pipeline=2)
+    [problem] = build(Config(versions="flush", update_every=4)).refuses(request, "float32", cluster)
+    assert row(problem) == ("engine.update_every", 4, ["engine.update_every=null"])
+    assert build(Config(versions="flush", update_every=12)).refuses(request, "float32", cluster) == []
+
+
+def test_versions_that_do_not_exist() -> None:
+    assert rows(check(Config(versions="2wb"))) == [("engine.versions", "2wb", ["engine.versions=2bw"])]
+    wrong = Config(corrections=Corrections(lr_steps=-2))
+    assert rows(check(wrong)) == [("engine.corrections.lr_steps", -2, ["engine.corrections.lr_steps=0"])]
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "optimizer"),
+    [
+        (Config(versions="flush"), 1, 2),
+        (Config(versions="none"), 1, 2),
+        (Config(versions="stash"), 4, 2),
+        (Config(corrections=Corrections(error_feedback=True)), 2, 3),
+        (Config(versions="stash", corrections=Corrections(prediction=True)), 5, 3),
+    ],
+)
+def test_copies_of_the_weights(config: Config, weights: int, optimizer: int) -> None:
+    """In multiples of the weights: versions, those that are predicted from, and the last update."""
+    model = build(config).memory(named("adam_fp32"), Mesh(pipeline=4), PROFILE)
+    parts = model.state_parts(PROFILE, range(2))
+    assert (parts["weights"], parts["optimizer"]) == (200 * weights, 200 * optimizer)
+
+
+def test_no_more_copies_than_are_needed() -> None:
+    """A copy for each version that some micro-batch still needs: P - j for stash, 2 for 2bw, 1 for none and flush."""
+    order = weight_versions.schedule(FIVE, FIVE.pattern, 12, 1)  # type: ignore[arg-type]
+    tasks = weight_versions.tasks_of(order)
+    assert [weight_versions.copy_plan(own, "stash", 1, False).count for own in tasks] == [5, 4, 3, 2, 1]
+    assert [weight_versions.copy_plan(own, "none", 1, False).count for own in tasks] == [1] * 5
+    order = weight_versions.schedule(FIVE, FIVE.pattern, 12, 4)  # type: ignore[arg-type]
+    tasks = weight_versions.tasks_of(order)
+    assert [weight_versions.copy_plan(own, "2bw", 4, False).count for own in tasks] == [2] * 5

@@ -305,7 +305,7 @@ def test_a_key_that_is_cut_short_is_found() -> None:
         ("engine.head=2", "its keys are checkpoint, dependency, streams, portals, deferred_batch_norm"),
         ("cluster.headz=3", ALL_KEYS),
         ("batch.treads=1", "its keys are size, micro_batches, micro_batch_size"),
-        ("optimizer.chekpoint_every=1", "its keys are lr, momentum, weight_decay, fused"),
+        ("optimizer.chekpoint_every=1", "its keys are lr, momentum, weight_decay, nesterov, beta1, fused"),
         ("mesh.name=1", "its keys are data, pipeline, tensor"),
         ("model.lr=1", "optimizer.lr=1"),
         ("modl.head=4", "model.heads=4"),
