@@ -13,7 +13,7 @@ from harness.config import registry
 from harness.core import files
 
 FOLDER = Path(__file__).parent
-NAMES = ("torchgpipe", "myelin", "madpipe", "autoddl", "schemes")
+NAMES = ("torchgpipe", "myelin", "madpipe", "autoddl", "schemes", "async_lab")
 PATIENCE_S = 300
 CLOCKED = ("execution", "executionInfo")
 """Keys of a cell's metadata with the time when it ran."""
