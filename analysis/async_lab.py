@@ -43,6 +43,8 @@ SWEEPS = ("async_lab-local", "async_lab_pipelines")
 """Folders in runs/: the runs that train, and the simulated pipelines."""
 LAST = 100
 """Updates at the end over which a loss is averaged; and a curve's points, each over this many before it."""
+DIVERGED = "Diverged"
+"""The error of a run whose loss is no number."""
 COLUMNS = ("optimizer", "method", "stages", "weights", "loss", "spread", "over flush", "at equal time", "diverged")
 SYNCHRONOUS = "flush"
 
@@ -97,7 +99,7 @@ def trained(loaded: Sequence[RunRecord]) -> list[Trained]:
     """The schemes that were trained, each with the runs of all its seeds."""
     groups: dict[Scheme, list[RunRecord]] = defaultdict(list)
     for record in loaded:
-        if record.source == "measured" and record.config.get("engine", {}).get("name") == "delayed":
+        if record.source != "simulated" and record.config.get("engine", {}).get("name") == "delayed":
             groups[_scheme(record)].append(record)
     return [
         Trained(scheme, copies_of(runs[0]), tuple(found))
@@ -157,10 +159,12 @@ def _order(scheme: Scheme) -> tuple[str, str, bool, str, int]:
 
 
 def _losses(record: RunRecord) -> tuple[float, ...]:
+    """The loss of each update; of a run that has diverged, and so ended, the last one is no number."""
+    diverged = (math.nan,) if record.status == "error" and DIVERGED in record.reason else ()
     try:
-        return tuple(run_artifacts.losses(record))
+        return (*run_artifacts.losses(record), *diverged)
     except MissingData:
-        return ()
+        return diverged
 
 
 def _mean(values: Sequence[float]) -> float:

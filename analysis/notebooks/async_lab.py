@@ -9,8 +9,8 @@
 # %% [markdown]
 # # The asynchronous laboratory
 #
-# Method x optimizer x depth: what the delay of gradients does to training, and what makes up for it. Losses are measured
-# on one device with the delays of a pipeline that does not drain (`engine=delayed`, sweeps/async_lab.yaml); how long an
+# Method x optimizer x depth: what the delay of gradients does to training, and what makes up for it. Losses are those
+# of one device with the delays of a pipeline that does not drain (`engine=delayed`, sweeps/async_lab.yaml); how long an
 # update takes in such a pipeline is simulated (sweeps/async_lab_pipelines.yaml). What the methods are:
 # docs/explanation/asynchronous.md.
 

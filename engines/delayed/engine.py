@@ -100,7 +100,10 @@ class DelayedEngine(Engine):
         return found
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        """Weights that stages share: their versions would have to be one."""
+        """Other stages than those of the pipeline; weights that stages share: their versions would have to be one."""
+        if len(plan.stages) != self.config.stages or len(plan.devices) != 1:
+            message = f"makes {len(plan.stages)} stages, engine.stages is {self.config.stages}"
+            return [Problem("planner", None, message, ({"planner": "balance"},))]
         tied = {name: stages for name, stages in tied_stages(plan, profile).items() if len(stages) > 1}
         return [
             Problem(

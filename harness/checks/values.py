@@ -145,12 +145,22 @@ def _unusable(value: Any, key: str = "") -> Iterator[Problem]:
             yield Problem(key, None, f"holds a whole number of {digits} digits, it must be at most {most}")
 
 
+def _stages_of_one_device(balance: list[int], places: int) -> list[Problem]:
+    """Those of an engine that has several on one device."""
+    if len(balance) == places:
+        return []
+    message = f"has {len(balance)} stages, engine.stages is {places}"
+    return [Problem("planner.balance", balance, message, ({"engine.stages": len(balance)},))]
+
+
 def _stages(config: DictConfig) -> list[Problem]:
     """Stages that are given one by one must be those of the mesh, and of an engine that has stages."""
     balance, pipeline = mesh.given_balance(config), config.mesh.pipeline
     if min(balance, default=0) < 1 or registry.problems("engine", config.engine):
         return []  # reported by planner and engine, or there are none
     engine: Engine = registry.build("engine", config.engine)
+    if not engine.capabilities.pipeline and (places := len(engine.placement(1))) > 1:
+        return _stages_of_one_device(balance, places)
     each = len(engine.placement(pipeline)) // pipeline if pipeline else 0
     if each > 1 and pipeline * each != len(balance):
         message = f"planner.balance {spelled(balance)} has {len(balance)} stages, the engine has {each} on each device"

@@ -229,6 +229,8 @@ def test_requests_that_cannot_run() -> None:
     [problem] = engine(4, update_every=5).refuses(request, "float32", cluster)
     assert problem.key == "engine.update_every" and problem.fixes[0] == {"engine.update_every": 6}
     assert engine(6, update_every=4).refuses(request, "float32", cluster) == []
+    [problem] = engine(3).check(plan([2, 4], 4), PROFILE, cluster, named("sgd_fp32"))
+    assert row(problem) == ("planner", None, ["planner=balance"])
     tied = (Tied("0.weight", 100),)
     layers = [LayerProfile(f"{n}", param_bytes=100, tied=tied if n in (0, 5) else ()) for n in range(6)]
     [problem] = engine(3).check(plan([2, 2, 2], 4), ModelProfile(tuple(layers)), cluster, named("sgd_fp32"))

@@ -157,6 +157,13 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
         ("launch.timeout_s=inf", "launch.timeout_s", float("inf"), ["launch.timeout_s=300"]),
         ("mode=plam", "mode", "plam", ["mode=plan"]),
         ("optimizer.name=adamv", "optimizer.name", "adamv", ["optimizer.name=adam"]),
+        (
+            "optimizer.beta1=0.9",
+            "optimizer.beta1",
+            0.9,
+            ["optimizer.momentum=0.9 optimizer.beta1=null", "optimizer.beta1=null"],
+        ),
+        ("optimizer.nesterov=true", "optimizer.nesterov", True, ["optimizer.nesterov=false", "optimizer.momentum=0.9"]),
         ("costs=analitic", "costs", "analitic", ["costs=analytic"]),
         ("mode=sim", "mode", "sim", ["mode=simulate"]),
         ("mode=xyz", "mode", "xyz", ["mode=run"]),
