@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from harness.core.staleness import Corrections
 from harness.interfaces import SessionSpec
-from harness.runtime.delayed_optimizer import LAST, DelayedOptimizer
+from harness.runtime.delayed_optimizer import DelayedOptimizer, predicted
 from harness.runtime.stage_module import StageModule
-from harness.runtime.training_state import load_optimizer_state, model_state, optimizer_state, optimizer_tensors
+from harness.runtime.training_state import load_optimizer_state, newest_state, optimizer_state, optimizer_tensors
 
 
 class DelayedStage:
@@ -31,13 +31,11 @@ class DelayedStage:
         """Compute with the weights after `version` updates from now on, predicted `ahead` updates further."""
         kept = self.history[version] if version < newest else self._newest()
         for parameter, (weight, update) in zip(self.module.parameters(), kept, strict=True):
-            if self.prediction and ahead and update is not None:
-                weight = torch.add(weight, update, alpha=ahead)
-            parameter.data.copy_(weight)
+            parameter.data.copy_(predicted(weight, update, ahead))
 
     def _newest(self) -> list[tuple[Tensor, Tensor | None]]:
-        state = self.optimizer.optimizer.state
-        return [(p.detach(), state[p].get(LAST) if p in state else None) for p in self.own.values()]
+        last = self.optimizer.last_update
+        return [(own.detach(), last(own) if self.prediction else None) for own in self.own.values()]
 
     def update(self, delay: int, number: int, kept_since: int) -> None:
         """Make update `number` of the run; weights after fewer than `kept_since` updates are needed no more."""
@@ -49,6 +47,10 @@ class DelayedStage:
             own.grad, parameter.grad = parameter.grad, None
         self.optimizer.step(delay, number)
 
+    def drain(self) -> None:
+        """No micro-batch needs older weights any more."""
+        self.history = {}
+
     def held(self) -> list[Tensor]:
         """Every tensor that the stage keeps between steps."""
         older = [tensor for kept in self.history.values() for pair in kept for tensor in pair if tensor is not None]
@@ -57,8 +59,7 @@ class DelayedStage:
 
     def state(self) -> dict[str, Tensor]:
         """The state dict of the newest weights."""
-        own = {name: value.detach().cpu().clone() for name, value in self.own.items()}
-        return {name: own.get(name, value) for name, value in model_state(self.module).items()}
+        return newest_state(self.module, self.own)
 
     def optimizer_state(self) -> dict[str, Any]:
         return optimizer_state(self.own, [self.optimizer.optimizer])

@@ -17,6 +17,7 @@ engine=periodic on the cluster in question.
 from __future__ import annotations
 
 import math
+import statistics
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -27,7 +28,7 @@ from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Mesh, Plan
-from harness.core.problem import Fix, Problem, spelled
+from harness.core.problem import Fix, Problem
 from harness.core.staleness import Corrections
 from harness.core.value_checks import at_least
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec
@@ -46,7 +47,8 @@ class Config:
     in_flight: list[int] | None = None
     """Micro-batches in flight in each stage, itself included; null: engine.stages in the first one, 1 in the last."""
     versions: str = "stash"
-    """With which weights a micro-batch computes: flush, 2bw, stash or none, as in engine=periodic."""
+    """With which weights a micro-batch computes: flush, 2bw, stash or none, as in engine=periodic. 2bw is a delay of
+    one update whatever is in flight; a pipeline needs in_flight - 1 micro-batches for an update to have no more."""
     update_every: int | None = None
     """Micro-batches between two updates of the weights; null: 1 for stash and none, batch.micro_batches for flush, and
     for 2bw the fewest that two versions of the weights allow."""
@@ -113,14 +115,14 @@ class DelayedEngine(Engine):
                 ({"engine.stages": 1},),
             )
             for name, stages in tied.items()
-        ]
+        ] + staleness.cast(self.config.versions, profile)
 
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """Say how late gradients are, stage by stage: so losses differ from other engines'."""
         late = self._late(plan)
         if not any(late):
             return []
-        message = f"computes with weights that are {spelled(late)} updates old, stage by stage; other engines' are new"
+        message = f"computes with weights that are {staleness.described(late)}; other engines' are the newest"
         return [Problem("engine.versions", self.config.versions, message, ({"engine.versions": "flush"},))]
 
     def _late(self, plan: Plan) -> list[int]:
@@ -150,11 +152,11 @@ class DelayedEngine(Engine):
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         """The weights that compute, the newest ones, and as many older ones as stages keep on average."""
-        config = self.config
-        older = sum(count - 1 for count in config.flights()) / config.stages
-        kept = {"flush": 0, "2bw": 1, "none": older, "stash": older}[config.versions]
-        extra = config.corrections.keeps_update
-        return replace(model, versions=2 + math.ceil(kept * (1 + extra)), optimizer=model.optimizer + extra)
+        config, every = self.config, self.config.update_every or 1
+        late = statistics.fmean(math.ceil((count - 1) / every) for count in config.flights())
+        kept = {"flush": 0, "2bw": 1}.get(config.versions, late) * (1 + config.corrections.prediction)
+        optimizer = model.optimizer + config.corrections.keeps_update
+        return replace(model, versions=2 + math.ceil(kept), optimizer=optimizer)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.delayed.session import DelayedSession

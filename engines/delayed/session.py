@@ -15,7 +15,7 @@ from harness.core.plan import Plan
 from harness.core.staleness import Delay, delay
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn.tied import moved
-from harness.runtime.autograd import differentiable
+from harness.runtime.autograd import new_leaf
 from harness.runtime.gradient_norms import UpdateNorms
 from harness.runtime.local_session import LocalSession
 from harness.runtime.stage_module import stage_modules
@@ -53,7 +53,7 @@ class DelayedSession(LocalSession):
     def train_step(self, batch: Batch) -> float:
         self.norms.begin()
         if self.config.drain:
-            self.first, self.finished = self.updates, []
+            self._drain()
         parts = split_batch(batch, min(self.plan.micro_batches, len(batch)))
         total = 0.0
         for begin in range(0, len(parts), self.every):
@@ -67,6 +67,11 @@ class DelayedSession(LocalSession):
                 self._finish(i == begin + len(group) - 1)
             self._update(begin + len(group) - 1, late)
         return total
+
+    def _drain(self) -> None:
+        self.first, self.finished = self.updates, []
+        for stage in self.stages:
+            stage.drain()
 
     def delays(self) -> list[Delay]:
         """The weights of the next micro-batch in each stage."""
@@ -96,7 +101,7 @@ class DelayedSession(LocalSession):
         for stage, one in zip(self.stages, delays, strict=True):
             with self._task_of(stage, "F", i):
                 stage.use(one.forward, self.updates, one.group - one.forward)
-                leaves = tuple(map(_leaf, value)) if stage.number else value
+                leaves = tuple(map(new_leaf, value)) if stage.number else value
                 outs = self._outputs(stage, i, leaves, part.targets, samples)
                 tasks.append((leaves, outs))
                 value = tuple(out.detach() for out in outs)
@@ -136,6 +141,7 @@ class DelayedSession(LocalSession):
             "model": {name: value for stage in self.stages for name, value in stage.state().items()},
             "optimizer": {name: optimizer[name] for name in self.parameter_names if name in optimizer},
             PIPELINE: {
+                "of": self._pipeline(),
                 "updates": self.updates,
                 "first": self.first,
                 "finished": self.finished,
@@ -143,15 +149,18 @@ class DelayedSession(LocalSession):
             },
         }
 
+    def _pipeline(self) -> list[Any]:
+        """What a state must be of to go on with what is in flight."""
+        return [self.config.versions, self.flights, self.every, self.config.drain, self.config.corrections.prediction]
+
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Take a state; from one of another engine, or of other stages, an empty pipeline goes on."""
         for stage in self.stages:
             stage.load(state["model"], state["optimizer"])
-        every = self.plan.micro_batches // self.every
-        self.updates = self.first = state["step"] * every
+        self.updates = self.first = state["step"] * (self.plan.micro_batches // self.every)
         self.finished = []
         kept = state.get(PIPELINE, {})
-        if len(kept.get("stages", ())) != len(self.stages):
+        if kept.get("of") != self._pipeline():
             return
         self.updates, self.first, self.finished = kept["updates"], kept["first"], list(kept["finished"])
         for stage, older in zip(self.stages, kept["stages"], strict=True):
@@ -163,10 +172,6 @@ class DelayedSession(LocalSession):
         self.stage_number = stage.number
         with self.span(kind, i):
             yield
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(differentiable(tensor))
 
 
 def _backward(outs: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:

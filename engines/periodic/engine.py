@@ -33,7 +33,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.op import Kind, Op
 from harness.core.pattern import Pattern
 from harness.core.plan import Mesh, Plan
-from harness.core.problem import CannotRun, Fix, Problem, refuse, spelled
+from harness.core.problem import CannotRun, Fix, Problem, refuse
 from harness.core.staleness import Corrections, of_group
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec
 from harness.schedule import Schedule
@@ -97,7 +97,7 @@ class PeriodicEngine(Engine):
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         if plan.pattern is None:
             return [_without_pattern()]
-        found = [*_recomputed(plan), *_tied(plan, profile)]
+        found = [*_recomputed(plan), *_tied(plan, profile), *staleness.cast(self.config.versions, profile)]
         broken = _broken(plan, plan.pattern)
         return [*found, *broken] if broken else [*found, *self._too_few(plan, plan.pattern)]
 
@@ -110,8 +110,7 @@ class PeriodicEngine(Engine):
         order = weight_versions.schedule(plan, plan.pattern, m, every)
         versions = self.config.versions
         stages = [weight_versions.stage_delays(own, versions, every) for own in weight_versions.tasks_of(order)]
-        late = list(map(of_group, stages))
-        old = "one update old" if set(late) == {1} else f"{spelled(late)} updates old, stage by stage"
+        old = staleness.described(list(map(of_group, stages)))
         each = f"{every} of its {m} micro-batches each"
         message = f"makes {m // every} updates a step, of {each}, with gradients {old}; other engines make one"
         return [Problem("engine.update_every", every, message, ({"engine.update_every": m},))]
@@ -138,10 +137,11 @@ class PeriodicEngine(Engine):
         return weight_versions.allowed(weight_versions.schedule(plan, plan.pattern, m, m), m)[0]
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        """Copies of the weights, as many as the first stage has: others may have fewer with engine.versions=stash."""
-        corrections, copies = self.config.corrections, {"2bw": weight_versions.COPIES_OF_2BW, "stash": mesh.pipeline}
-        versions = copies.get(self.config.versions, 1) + corrections.prediction
-        return replace(model, versions=versions, optimizer=model.optimizer + corrections.keeps_update)
+        """Copies of the weights, as many as the first stage has with a micro-batch in flight for each stage. With
+        engine.versions=stash others have fewer; where messages take long there are more."""
+        config = self.config
+        versions = staleness.copies(config.versions, mesh.pipeline, config.update_every or 1, config.corrections)
+        return replace(model, versions=versions, optimizer=model.optimizer + config.corrections.keeps_update)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.periodic.session import PeriodicSession

@@ -40,6 +40,7 @@ class PeriodicSession(LocalSession):
         super().__init__(model, plan, spec)
         self.pattern, self.every = pattern, every
         self.versions, self.corrections = config.versions, config.corrections
+        self.made = 0  # updates of the run
         self.programs: dict[int, tuple[Program, list[CopyPlan]]] = {}
 
     def build(self, layers: nn.Sequential) -> None:
@@ -54,6 +55,7 @@ class PeriodicSession(LocalSession):
         names = {parameter: name for name, parameter in self.named_parameters().items()}
         self.updates = UpdateNorms([stage.optimizer.optimizer for stage in self.stages], names)
         self.queues = DeviceQueues(plan, self.spec.devices)
+        self._program(plan.micro_batches)  # with the copies that it needs
 
     def __exit__(self, *error: object) -> None:
         self.queues.close()
@@ -63,9 +65,10 @@ class PeriodicSession(LocalSession):
         self.updates.begin()
         m = min(self.plan.micro_batches, len(batch))
         program = self._program(m)
-        key, updates = (self.spec.seed, self.steps), self.steps * math.ceil(self.plan.micro_batches / self.every)
-        run = Step(self.stages, self.queues, self.model, batch, m, self.every, key, updates)
+        key = (self.spec.seed, self.steps)
+        run = Step(self.stages, self.queues, self.model, batch, m, self.every, key, self.made)
         run.execute(program)
+        self.made += math.ceil(m / self.every)
         self.spans = run.spans
         self.bytes_sent.update(run.bytes_sent)
         return run.loss()
@@ -113,3 +116,4 @@ class PeriodicSession(LocalSession):
     def load_local_state(self, state: dict[str, Any]) -> None:
         for stage in self.stages:
             stage.load(state["model"], state["optimizer"])
+        self.made = state["step"] * math.ceil(self.plan.micro_batches / self.every)

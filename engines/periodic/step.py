@@ -24,7 +24,7 @@ from harness.core.error_notes import StageNote
 from harness.core.op import Op
 from harness.interfaces import Batch, Model
 from harness.nn.skip import named_layers
-from harness.runtime.autograd import differentiable, failing_layer
+from harness.runtime.autograd import failing_layer, new_leaf
 from harness.runtime.cpu_streams import Job, Run
 from harness.runtime.values import placed, split, tensors_of
 from harness.schedule import Schedule
@@ -123,7 +123,7 @@ class Step(Run):
             before = self.slots[j - 1, i]
             ins = slot.ins or before.outs  # neighbours on one device hand over what they have
             slot.ins = before.outs = ()
-            leaves = tuple(map(_leaf, ins))
+            leaves = tuple(map(new_leaf, ins))
         outs = self._run(j, i, leaves)
         slot.leaves = leaves
         slot.edges = tuple(get_gradient_edge(out) if out.requires_grad else None for out in outs)
@@ -209,10 +209,6 @@ class Step(Run):
 
     def _samples(self, group: int) -> int:
         return sum(len(tensors_of(one)[0]) for one in self.targets[group * self.every : (group + 1) * self.every])
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(differentiable(tensor))
 
 
 @contextmanager

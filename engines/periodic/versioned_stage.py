@@ -15,7 +15,7 @@ from harness.core.staleness import Corrections
 from harness.interfaces import SessionSpec
 from harness.runtime.delayed_optimizer import DelayedOptimizer
 from harness.runtime.stage_module import StageModule
-from harness.runtime.training_state import load_optimizer_state, model_state, optimizer_state, optimizer_tensors
+from harness.runtime.training_state import load_optimizer_state, newest_state, optimizer_state, optimizer_tensors
 
 
 class VersionedStage:
@@ -100,8 +100,7 @@ class VersionedStage:
 
     def state(self) -> dict[str, Tensor]:
         """The state dict of the newest version."""
-        own = {name: value.detach().cpu().clone() for name, value in self.own.items()}
-        return {name: own.get(name, value) for name, value in model_state(self.copies[self.newest]).items()}
+        return newest_state(self.copies[self.newest], self.own)
 
     def optimizer_state(self) -> dict[str, Any]:
         return optimizer_state(self.own, [self.optimizer.optimizer])

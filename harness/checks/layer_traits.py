@@ -116,6 +116,9 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
         if traits.complex and config.optimizer.fused:
             message = f"takes real numbers, and {traits.complex[0]!r} has complex ones"
             yield Problem("optimizer.fused", True, message, ({"optimizer.fused": False},), AS_REAL)
+        if config.optimizer.name == "muon" and (odd := [*traits.sparse, *traits.complex]):
+            message = f"takes dense gradients of real numbers, {odd[0]!r} has others"
+            yield Problem("optimizer.name", "muon", message, ({"optimizer.name": "sgd"},))
         if traits.integers and not can.integer_weights:
             message = f"has whole numbers in {traits.integers[0]!r}, engine={engine} takes weights of real ones"
             yield problem(message, other, "make it a buffer")

@@ -116,7 +116,9 @@ def _moments(config: DictConfig) -> list[Problem]:
     optimizer, found = config.optimizer, []
     if optimizer.nesterov and (optimizer.name != "sgd" or not optimizer.momentum):
         fixes: list[Fix] = [{"optimizer.nesterov": False}]
-        fixes += [{"optimizer.momentum": 0.9}] if optimizer.name == "sgd" else [{"optimizer.name": "nadam"}]
+        fixes += [{"optimizer.momentum": 0.9}] if optimizer.name == "sgd" else []
+        if optimizer.name.startswith("adam"):
+            fixes.append({"optimizer.name": "nadam", "optimizer.nesterov": False})
         message = "is for optimizer.name=sgd with optimizer.momentum"
         found.append(Problem("optimizer.nesterov", True, message, tuple(fixes)))
     beta1 = optimizer.beta1

@@ -21,10 +21,12 @@ section 3.3. none: PipeMare, arXiv 1910.05124, section 2.1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.core.problem import Problem
+from harness.core.model_profile import ModelProfile
+from harness.core.problem import Problem, spelled
 from harness.core.value_checks import at_least, one_of
 
 VERSIONS = ("flush", "2bw", "stash", "none")
@@ -39,8 +41,8 @@ class Corrections:
 
     prediction: bool = False
     """Micro-batches compute with predicted weights, W + s u: those that their gradient will find if s more updates are
-    as the last one. For SGD with momentum that is W - s lr v (SpecTrain, arXiv 1809.02839, section 3.2), for Adam its
-    own step s times (XPipe, arXiv 1911.04610)."""
+    as the last one. For SGD with momentum that is SpecTrain's formula W - s lr v (arXiv 1809.02839, section 3.2), for
+    Adam its own step s times (XPipe, arXiv 1911.04610). Each stage takes its own delay for s."""
     error_feedback: bool = False
     """An update also makes up for the s updates that were made with older gradients: u + s (u - the one before). With
     s = 1 that is 2 u(t) - u(t-1), the error feedback of arXiv 2606.30634 as its abstract describes it."""
@@ -91,6 +93,28 @@ def delay(versions: str, group: int, before_forward: int, before_backward: int, 
         used = max(group - 1, first)
         return Delay(group, used, used)
     return Delay(group, before_forward, before_backward if versions == "none" else before_forward)
+
+
+def copies(versions: str, in_flight: int, every: int, corrections: Corrections) -> int:
+    """Copies of the weights of a stage with so many micro-batches in flight: its versions, and the newest if
+    micro-batches predict from them."""
+    kept = {"2bw": 2, "stash": math.ceil((in_flight - 1) / every) + 1}.get(versions, 1)
+    return kept + corrections.prediction
+
+
+def described(late: Sequence[int]) -> str:
+    """How late the gradients of each stage are: "one update old", "[2,1,0] updates old, stage by stage"."""
+    if len(set(late)) > 1:
+        return f"{spelled(list(late))} updates old, stage by stage"
+    return "one update old" if late[0] == 1 else f"{late[0]} updates old"
+
+
+def cast(versions: str, profile: ModelProfile) -> list[Problem]:
+    """Autocast keeps a copy of the weights from the forward to the backward task, which then are not the newest."""
+    if versions != "none" or not profile.autocast:
+        return []
+    message = "needs the newest weights in a backward task, precision.autocast keeps those of the forward task"
+    return [Problem("engine.versions", versions, message, ({"engine.versions": "stash"}, {"precision": "fp32"}))]
 
 
 def of_group(delays: Sequence[Delay]) -> int:

@@ -138,8 +138,8 @@ def unequal_losses(records: Sequence[RunRecord | None]) -> str:
 
 def _delayed(record: RunRecord) -> bool:
     """Whether a run has weights that are updated while micro-batches are under way."""
-    versions = (record.config.get("engine") or {}).get("versions", "flush")
-    return bool((record.plan or {}).get("pattern")) or versions != "flush"
+    versions = (record.config.get("engine") or {}).get("versions")
+    return versions != "flush" if versions else bool((record.plan or {}).get("pattern"))
 
 
 def slowed(record: RunRecord) -> float | None:

@@ -35,6 +35,11 @@ def non_leaf(tensor: Tensor) -> Tensor:
     return value
 
 
+def new_leaf(tensor: Tensor) -> Tensor:
+    """The same values where a task's own graph begins; its `grad` is what the task before gets."""
+    return tensor.detach().requires_grad_(differentiable(tensor))
+
+
 def on_backward(value: Any, call: Callable[[], None]) -> None:
     """Have the backward pass call `call` when the gradient of `value`, a tensor or a tuple of them, is there.
 

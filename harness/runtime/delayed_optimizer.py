@@ -49,5 +49,14 @@ class DelayedOptimizer:
     def weights(self, distance: int) -> Iterator[Tensor]:
         """The newest weights, or, `distance` updates ahead, predicted ones."""
         for parameter in self.parameters:
-            last = self.optimizer.state[parameter].get(LAST) if distance and parameter in self.optimizer.state else None
-            yield parameter if last is None else torch.add(parameter, last, alpha=distance)
+            yield predicted(parameter, self.last_update(parameter), distance)
+
+    def last_update(self, parameter: nn.Parameter) -> Tensor | None:
+        """The last update of a weight; None before the first one."""
+        state = self.optimizer.state
+        return state[parameter].get(LAST) if parameter in state else None
+
+
+def predicted(weight: Tensor, update: Tensor | None, distance: int) -> Tensor:
+    """The weight after so many more updates as the last one."""
+    return weight if update is None or not distance else torch.add(weight, update, alpha=distance)

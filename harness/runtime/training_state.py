@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -158,6 +158,13 @@ def _copied(value: Any) -> Any:
 def model_state(module: nn.Module) -> dict[str, Tensor]:
     """The state dict on the CPU, each tensor a copy."""
     return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+
+
+def newest_state(module: nn.Module, newest: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict of a module whose own weights may be older than the `newest`, which have their names once each."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    every = {name: newest[names[one]] for name, one in module.named_parameters(remove_duplicate=False)}
+    return {name: _copied(every[name]) if name in every else value for name, value in model_state(module).items()}
 
 
 def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:

@@ -100,7 +100,14 @@ def train(model: Model, spec: SessionSpec, batches: Sequence[Batch], pipe: Pipel
             weights.append(_copied(newest))
             seen += len(group)
         reported.losses.append(loss)
-        reported.states.append({n: weights[-1].get(n, value).clone() for n, value in layers.state_dict().items()})
+        first_names = {id(p): name for name, p in layers.named_parameters()}
+        named = {name: first_names[id(p)] for name, p in layers.named_parameters(remove_duplicate=False)}
+        reported.states.append(
+            {
+                n: weights[-1][named[n]].clone() if n in named else value.clone()
+                for n, value in layers.state_dict().items()
+            }
+        )
     return reported
 
 

@@ -155,6 +155,14 @@ def test_running_statistics_and_uneven_micro_batches(versions: str) -> None:
     check(networks.norms(), plan([3, 4, 3], M), versions, None, samples=29)
 
 
+@pytest.mark.parametrize("versions", ["2bw", "stash"])
+@pytest.mark.parametrize("name", ["shared", "tied"])
+def test_layers_of_one_stage_share_weights(name: str, versions: str) -> None:
+    """Under each of their names a state has the newest ones."""
+    model = networks.ALL[name]
+    check(model, plan([len(model.layers())], M), versions, None, CORRECTIONS["prediction"])
+
+
 def test_versions_are_not_the_same_training() -> None:
     """Or the tests above would say nothing. Without delay corrections do nothing, and a learning rate is as it was with
     a delay of one update."""

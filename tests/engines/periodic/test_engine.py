@@ -130,10 +130,10 @@ def test_a_pattern_that_can_never_run_does_not_wait_for_ever() -> None:
     late = tuple(replace(p, shift=p.shift + 5) if str(p.op) == "0F0" else p for p in good.pattern.ops)
     bad = replace(good, pattern=replace(good.pattern, ops=late))
     with (
-        build(Config()).session(model, bad, SessionSpec(("cpu", "cpu"))) as session,
         pytest.raises(CannotRun, match="waits for itself"),
+        build(Config()).session(model, bad, SessionSpec(("cpu", "cpu"))),
     ):
-        session.step(model.sample(8))
+        pass
 
 
 def test_one_message_crosses_a_cut_with_all_skips() -> None:
