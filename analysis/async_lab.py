@@ -33,6 +33,7 @@ from analysis.report import MISSING, Section
 from analysis.run_artifacts import MissingData
 from harness.core.problem import CannotRun
 from harness.core.record import RunRecord
+from harness.core.staleness import Corrections, copies
 from harness.core.units import seconds
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ SWEEPS = ("async_lab-local", "async_lab_pipelines")
 """Folders in runs/: the runs that train, and the simulated pipelines."""
 LAST = 100
 """Updates at the end over which a loss is averaged; and a curve's points, each over this many before it."""
+SIMULATED = "gpt"
+"""What the simulated pipelines are of."""
 DIVERGED = "Diverged"
 """The error of a run whose loss is no number."""
 COLUMNS = ("optimizer", "method", "stages", "weights", "loss", "spread", "over flush", "at equal time", "diverged")
@@ -51,11 +54,10 @@ SYNCHRONOUS = "flush"
 
 @dataclass(frozen=True)
 class Scheme:
-    """What was trained how. `stages` is 0 where losses do not depend on the depth; `lr` is the learning rate."""
+    """What was trained how. `stages` is 0 where losses do not depend on the depth; `optimizer` has its numbers."""
 
     model: str
     optimizer: str
-    lr: float
     method: str
     stages: int
 
@@ -93,6 +95,10 @@ class Pipeline:
     update_s: float
     utilization: float
     peak_bytes: int
+
+
+Times = Mapping[str, Mapping[int, Pipeline]]
+"""{"1f1b" or "periodic": {stages: the pipeline}}."""
 
 
 def trained(loaded: Sequence[RunRecord]) -> list[Trained]:
@@ -137,8 +143,9 @@ def copies_of(record: RunRecord) -> float:
     engine = record.config["engine"]
     stages, corrections = engine["stages"], engine["corrections"]
     flights = engine.get("in_flight") or range(stages, 0, -1)
-    own = {"flush": 1.0, "none": 1.0, "2bw": 2.0, "stash": statistics.fmean(flights)}[engine["versions"]]
-    return own + corrections["prediction"] + (corrections["prediction"] or corrections["error_feedback"])
+    own, every = Corrections(**corrections), engine.get("update_every") or 1
+    kept = [copies(engine["versions"], count, every, own) for count in flights]
+    return statistics.fmean(kept) + own.keeps_update
 
 
 def _scheme(record: RunRecord) -> Scheme:
@@ -150,8 +157,10 @@ def _scheme(record: RunRecord) -> Scheme:
     parts += ["lr by delay"] if corrections["lr_steps"] else []
     name = optimizer["name"] + (f" {optimizer['beta1']:g}" if optimizer.get("beta1") else "")
     name += f" {optimizer['momentum']:g}" if optimizer.get("momentum") else ""
+    name += " nesterov" if optimizer.get("nesterov") else ""
+    name += f", lr {optimizer['lr']:g}"
     depth = engine["stages"] if versions in ("stash", "none") else 0
-    return Scheme(record.config["model"]["name"], name, optimizer["lr"], " + ".join(parts), depth)
+    return Scheme(record.config["model"]["name"], name, " + ".join(parts), depth)
 
 
 def _order(scheme: Scheme) -> tuple[str, str, bool, str, int]:
@@ -171,7 +180,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
 
 
-def updates_at_equal_time(scheme: Scheme, count: int, times: Mapping[str, Mapping[int, Pipeline]], stages: int) -> int:
+def updates_at_equal_time(scheme: Scheme, count: int, times: Times, stages: int) -> int:
     """Updates that a scheme makes on so many stages while a pipeline that does not drain makes `count`."""
     if not scheme.synchronous:
         return count
@@ -182,11 +191,16 @@ def sections(loaded: Loaded) -> list[Section]:
     """A table for each model, and one of the pipelines."""
     runs, times = trained(loaded.records), pipelines(loaded.records)
     models = list(dict.fromkeys(one.scheme.model for one in runs))
-    found = [_section(model, [one for one in runs if one.scheme.model == model], times) for model in models]
+    found = [_section(model, [one for one in runs if one.scheme.model == model], _of(model, times)) for model in models]
     return [*found, *_pipelines(times)]
 
 
-def _section(model: str, runs: Sequence[Trained], times: Mapping[str, Mapping[int, Pipeline]]) -> Section:
+def _of(model: str, times: Times) -> Times:
+    """The pipelines that stand for a model: those of a GPT for no other one."""
+    return times if model.startswith(SIMULATED) else {kind: {} for kind in times}
+
+
+def _section(model: str, runs: Sequence[Trained], times: Times) -> Section:
     synchronous = {one.scheme.optimizer: one for one in runs if one.scheme.synchronous}
     depths = sorted({one.scheme.stages for one in runs if one.scheme.stages})
     rows = []
@@ -194,7 +208,7 @@ def _section(model: str, runs: Sequence[Trained], times: Mapping[str, Mapping[in
         base = synchronous.get(one.scheme.optimizer)
         alone = one.scheme.synchronous
         rows.append(_row(one, base, MISSING if alone else _text(_mean(one.last()))))
-        for depth in depths if alone and times["periodic"] else ():
+        for depth in [one for one in depths if alone and one in times["periodic"] and one in times["1f1b"]]:
             count = updates_at_equal_time(one.scheme, len(one.losses[0]), times, depth)
             name = f"{one.scheme.method}, {count} updates"
             rows.append((one.scheme.optimizer, name, str(depth), "", "", "", "", _text(_mean(one.last(count))), ""))
@@ -204,8 +218,8 @@ def _section(model: str, runs: Sequence[Trained], times: Mapping[str, Mapping[in
         f"Loss: mean over {_range(seeds)} seeds of the last {LAST} of {_range(counts)} updates, on one device. Over "
         "flush: how much more than synchronous training with the same optimizer. Weights: copies in a stage, on "
         "average.",
-        "At equal time: the loss when a pipeline of so many stages that does not drain has made its updates; a "
-        "synchronous one (flush) has made fewer by then.",
+        "At equal time: the loss when the simulated pipeline of so many stages that does not drain has made its updates; "
+        "a synchronous one (flush) has made fewer by then.",
     )
     return Section(f"{model}: loss at equal tokens and at equal time", COLUMNS, tuple(rows), notes, texts=2)
 
@@ -236,10 +250,10 @@ def _range(numbers: Iterable[int]) -> str:
     return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
-def _pipelines(times: Mapping[str, Mapping[int, Pipeline]]) -> list[Section]:
+def _pipelines(times: Times) -> list[Section]:
     """Seconds of an update, and what devices do in it; empty if nothing was simulated."""
     columns = ("pipeline", "stages", "an update", "over 1F1B", "utilization", "fullest device")
-    names = {"1f1b": "1F1B, drains before an update", "periodic": "does not drain, two versions"}
+    names = {"1f1b": "1F1B, drains before an update", "periodic": "does not drain"}
     rows = [
         (
             names[kind],
@@ -262,13 +276,13 @@ def figures(loaded: Loaded) -> dict[str, Figure]:
     found = {}
     for model in dict.fromkeys(one.scheme.model for one in runs):
         own = [one for one in runs if one.scheme.model == model]
-        found[f"{model}_curves"] = curves(own, times)
+        found[f"{model}_curves"] = curves(own, _of(model, times))
         found[f"{model}_depth"] = depths(own)
     return found
 
 
 @style.styled
-def curves(runs: Sequence[Trained], times: Mapping[str, Mapping[int, Pipeline]]) -> Figure:
+def curves(runs: Sequence[Trained], times: Times) -> Figure:
     """The deepest pipeline of each method, by updates and by time."""
     deepest = max((one.scheme.stages for one in runs), default=0)
     shown = [one for one in runs if one.scheme.stages in (0, deepest)]
@@ -296,9 +310,11 @@ _DASHES: dict[str, style.Dash] = {"solid": "-", "dashed": "--", "dotted": ":", "
 
 def _draw(axes: Axes, one: Trained, look: plotted.Look, update_s: float) -> None:
     """Means over the last updates, of each seed."""
-    count = min(map(len, one.losses))
-    places = range(LAST // 4, count + 1, max(1, count // 100))
-    means = [[_mean(own[max(0, place - LAST // 2) : place]) for own in one.losses] for place in places]
+    count = max(map(len, one.losses))
+    places = range(min(LAST // 4, count), count + 1, max(1, count // 100))
+    means = [
+        [_mean(own[max(0, place - LAST // 2) : place]) for own in one.losses if place <= len(own)] for place in places
+    ]
     x = [place * update_s for place in places]
     axes.plot(x, [_mean(point) for point in means], color=look.colour, linestyle=_DASHES[look.dash])
     axes.fill_between(x, [min(p) for p in means], [max(p) for p in means], color=look.colour, alpha=0.2, linewidth=0)

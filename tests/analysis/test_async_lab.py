@@ -79,8 +79,8 @@ def test_means_over_seeds_and_what_is_lost_to_synchronous_training(runs: Path) -
         trained(runs, "flush", falling(flush), seed=seed)
         trained(runs, "stash", falling(stash), stages=4, seed=seed)
     assert rows() == [
-        ("adamw", "flush", "any", "1", "1.100", "0.200", "-", "-", "0 of 3"),
-        ("adamw", "stash", "4", "2.5", "1.433", "0.300", "+0.333", "1.433", "0 of 3"),
+        ("adamw, lr 0.1", "flush", "any", "1", "1.100", "0.200", "-", "-", "0 of 3"),
+        ("adamw, lr 0.1", "stash", "4", "2.5", "1.433", "0.300", "+0.333", "1.433", "0 of 3"),
     ]
 
 
@@ -114,12 +114,12 @@ def test_at_equal_time_a_synchronous_pipeline_has_made_fewer_updates(runs: Path)
     trained(runs, "stash", falling(1.5), stages=4)
     simulated(runs, "pipeline", 4, step_time_s=16.0)
     simulated(runs, "periodic", 4, step_time_s=20.0, period_s=2.0)
-    assert ("adamw", f"flush, {UPDATES // 2} updates", "4", "", "", "", "", "2.000", "") in rows()
+    assert ("adamw, lr 0.1", f"flush, {UPDATES // 2} updates", "4", "", "", "", "", "2.000", "") in rows()
     assert rows(1) == [
         ("1F1B, drains before an update", "4", "16.00 s", "1.00 x", "60 %", "2.0 GiB"),
-        ("does not drain, two versions", "4", "8.00 s", "2.00 x", "75 %", "2.0 GiB"),
+        ("does not drain", "4", "8.00 s", "2.00 x", "75 %", "2.0 GiB"),
     ]
-    scheme = Scheme("gpt", "adamw", 0.1, "stash", 4)
+    scheme = Scheme("gpt", "adamw, lr 0.1", "stash", 4)
     times = async_lab.pipelines(async_lab.load().records)
     assert async_lab.updates_at_equal_time(scheme, 100, times, 4) == 100
 

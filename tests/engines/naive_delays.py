@@ -102,12 +102,8 @@ def train(model: Model, spec: SessionSpec, batches: Sequence[Batch], pipe: Pipel
         reported.losses.append(loss)
         first_names = {id(p): name for name, p in layers.named_parameters()}
         named = {name: first_names[id(p)] for name, p in layers.named_parameters(remove_duplicate=False)}
-        reported.states.append(
-            {
-                n: weights[-1][named[n]].clone() if n in named else value.clone()
-                for n, value in layers.state_dict().items()
-            }
-        )
+        newest_of = {name: weights[-1][first] for name, first in named.items()}
+        reported.states.append({n: newest_of.get(n, value).clone() for n, value in layers.state_dict().items()})
     return reported
 
 
