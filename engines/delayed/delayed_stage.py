@@ -24,11 +24,15 @@ class DelayedStage:
         self.module = module
         self.own = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in module.named_parameters()}
         self.optimizer = DelayedOptimizer(self.own, spec.optimizer, corrections)
+        self.holds: tuple[int, int] | None = None
         self.history: dict[int, list[tuple[Tensor, Tensor | None]]] = {}
 
     @torch.no_grad()
     def use(self, version: int, newest: int, ahead: int) -> None:
         """Compute with the weights after `version` updates from now on, predicted `ahead` updates further."""
+        if self.holds == (version, ahead):
+            return
+        self.holds = version, ahead
         kept = self.history[version] if version < newest else self._newest()
         for parameter, (weight, update) in zip(self.module.parameters(), kept, strict=True):
             parameter.data.copy_(predicted(weight, update, ahead))
@@ -87,7 +91,7 @@ class DelayedStage:
         for own, parameter in zip(self.own.values(), self.module.parameters(), strict=True):
             own.copy_(parameter)
         load_optimizer_state(self.own, [self.optimizer.optimizer], optimizer)
-        self.history = {}
+        self.holds, self.history = None, {}
 
 
 def _moved(weight: Tensor | None, device: torch.device) -> Tensor:
