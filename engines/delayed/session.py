@@ -55,18 +55,19 @@ class DelayedSession(LocalSession):
         if self.config.drain:
             self._drain()
         parts = split_batch(batch, min(self.plan.micro_batches, len(batch)))
-        total = 0.0
+        losses, shares = [], []
         for begin in range(0, len(parts), self.every):
             group = parts[begin : begin + self.every]
             samples = sum(map(len, group))
             late = [0] * len(self.stages)
             for i, part in enumerate(group, begin):
                 delays = self.delays()
-                total += self._task(i, part, delays, samples) * (samples / len(batch))
+                losses.append(self._task(i, part, delays, samples))
+                shares.append(samples / len(batch))
                 late = [max(pair) for pair in zip(late, (one.updates for one in delays), strict=True)]
                 self._finish(i == begin + len(group) - 1)
             self._update(begin + len(group) - 1, late)
-        return total
+        return sum(loss * share for loss, share in zip(torch.stack(losses).tolist(), shares, strict=True))
 
     def _drain(self) -> None:
         self.first, self.finished = self.updates, []
@@ -94,7 +95,7 @@ class DelayedSession(LocalSession):
                 stage.update(one, number, kept_since)
         self.updates += 1
 
-    def _task(self, i: int, part: Batch, delays: list[Delay], samples: int) -> float:
+    def _task(self, i: int, part: Batch, delays: list[Delay], samples: int) -> Tensor:
         """Forward and backward of micro-batch i through all stages; return its share of its group's loss."""
         value: tuple[Tensor, ...] = tensors_of(placed(part.inputs, self.device))
         tasks: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
@@ -113,7 +114,7 @@ class DelayedSession(LocalSession):
                 leaves, outs = tasks.pop()
                 _backward(outs, gradients)
                 gradients = tuple(leaf.grad for leaf in leaves) if stage.number else ()
-        return float(value[0])
+        return value[0]
 
     def _outputs(
         self, stage: DelayedStage, i: int, leaves: tuple[Tensor, ...], targets: Value, samples: int
