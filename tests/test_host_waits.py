@@ -52,6 +52,9 @@ ALLOWED = {
         engines/myelin/loss_scale.py LossScale.load float
         engines/myelin/optimizer_step.py OptimizerStep._read cpu
         engines/myelin/optimizer_step.py OptimizerStep._read synchronize
+        engines/delayed/delayed_stage.py DelayedStage.load_older to
+        engines/delayed/delayed_stage.py DelayedStage.older_state cpu
+        engines/delayed/delayed_stage.py _moved to
         engines/myelin/optimizer_step.py OptimizerStep.load synchronize
         engines/myelin/optimizer_step.py OptimizerStep.state float
         engines/sbp/sharded_state.py Shard.of to
@@ -59,6 +62,7 @@ ALLOWED = {
         harness/runtime/training_state.py _placed to
         harness/runtime/training_state.py model_state cpu""",
     "A step begins or ends: its time, and its loss.": """
+        engines/delayed/session.py DelayedSession.train_step tolist
         engines/gpipe/cuda_streams.py Recorder.__init__ synchronize
         engines/periodic/step.py Step.loss tolist
         harness/runtime/device_clock.py DeviceClock.synchronize synchronize
