@@ -14,6 +14,8 @@ from torch import nn
 
 from engines.ddp.engine import Config as DDPConfig
 from engines.ddp.engine import build as build_ddp
+from engines.delayed.engine import Config as DelayedConfig
+from engines.delayed.engine import build as build_delayed
 from engines.fsdp.engine import Config as FSDPConfig
 from engines.fsdp.engine import build as build_fsdp
 from engines.gpipe.engine import Config as GPipeConfig
@@ -108,6 +110,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "gpipe, deferred": lambda: flat(build_gpipe, GPipeConfig(deferred_batch_norm=True), 2),
     "periodic": lambda: periodic(4),
     "periodic, two versions": lambda: periodic(1),
+    "delayed": lambda: flat(build_delayed, DelayedConfig(stages=3, versions="flush")),
+    "delayed, stash": lambda: flat(build_delayed, DelayedConfig(stages=3)),
     "sbp": sbp,
     "myelin, 2 stages": lambda: myelin("norms", 2, 1),
     "myelin, 2 replicas": lambda: myelin(DRAWS, 1, 2, m=2),
