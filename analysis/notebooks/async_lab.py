@@ -15,11 +15,11 @@
 # docs/explanation/asynchronous.md.
 
 # %%
-from analysis import async_lab
+from analysis.async_lab import plots, runs, tables
 from analysis.paper_pages import Tables
 
 # %%
-Tables(async_lab.sections(async_lab.newest(async_lab.load())))
+Tables(tables.sections(runs.newest(runs.load())))
 
 # %% [markdown]
 # ## A GPT with real text
@@ -28,16 +28,16 @@ Tables(async_lab.sections(async_lab.newest(async_lab.load())))
 # synchronous one has made half of the updates when the other one is through.
 
 # %%
-async_lab.picture("gpt_28_32_curves")
+plots.picture("gpt_curves")
 
 # %%
-async_lab.picture("gpt_28_32_depth")
+plots.picture("gpt_depth")
 
 # %% [markdown]
 # ## A ResNet with real images
 
 # %%
-async_lab.picture("resnet_curves")
+plots.picture("resnet_curves")
 
 # %%
-async_lab.picture("resnet_depth")
+plots.picture("resnet_depth")

@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 import run
-from analysis import async_lab, pack
-from analysis.async_lab import LAST, Scheme
+from analysis import pack
+from analysis.async_lab import plots, tables
+from analysis.async_lab import runs as lab
+from analysis.async_lab.__main__ import main
+from analysis.async_lab.runs import LAST, Scheme
 from analysis.paper_pages import Missing, Picture
+from harness.config.registry import ROOT
 from harness.core.record import RunRecord
 
 UPDATES = 2 * LAST
@@ -71,7 +75,7 @@ def falling(last: float) -> list[float]:
 
 
 def rows(number: int = 0) -> list[tuple[str, ...]]:
-    return list(async_lab.sections(async_lab.newest(async_lab.load()))[number].rows)
+    return list(tables.sections(lab.newest(lab.load()))[number].rows)
 
 
 def test_means_over_seeds_and_what_is_lost_to_synchronous_training(runs: Path) -> None:
@@ -120,8 +124,8 @@ def test_at_equal_time_a_synchronous_pipeline_has_made_fewer_updates(runs: Path)
         ("does not drain", "4", "8.00 s", "2.00 x", "75 %", "2.0 GiB"),
     ]
     scheme = Scheme("gpt", "adamw, lr 0.1", "stash", 4)
-    times = async_lab.pipelines(async_lab.load().records)
-    assert async_lab.updates_at_equal_time(scheme, 100, times, 4) == 100
+    times = lab.pipelines(lab.load().records)
+    assert lab.updates_at_equal_time(scheme, 100, times, 4) == 100
 
 
 def test_pictures(runs: Path) -> None:
@@ -129,25 +133,35 @@ def test_pictures(runs: Path) -> None:
         trained(runs, "flush", falling(1.0 + seed / 10), seed=seed)
         trained(runs, "stash", falling(1.5 + seed / 10), stages=4, seed=seed)
         trained(runs, "stash", falling(1.7 + seed / 10), stages=8, seed=seed)
-    assert isinstance(async_lab.picture("gpt_curves"), Picture)
-    figure = async_lab.figures(async_lab.load())["gpt_depth"]
+    assert isinstance(plots.picture("gpt_curves"), Picture)
+    figure = plots.figures(lab.load())["gpt_depth"]
     assert [[*line.get_ydata()] for line in figure.axes[0].lines] == [  # type: ignore[arg-type]
         pytest.approx([1.05, 1.05]),
         pytest.approx([1.55, 1.75]),
     ]
 
 
+def test_the_page_has_the_tables_of_the_committed_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "ARCHIVES", ROOT / "analysis" / "results" / "records")
+    found = tables.sections(lab.newest(lab.load()))
+    page = tables.PAGE.read_text()
+    assert tables.with_tables(page, found) == page
+
+
 def test_nothing_run_says_what_to_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert async_lab.main([]) == 2
+    assert main([]) == 2
     assert "python run.py -m +sweeps=async_lab" in capsys.readouterr().err
-    assert isinstance(async_lab.picture("gpt_curves"), Missing)
+    assert isinstance(plots.picture("gpt_curves"), Missing)
 
 
 def test_the_small_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Trained, in processes of its own."""
     assert run.main(["-m", "+sweeps=async_lab", "scale=small", f"out={tmp_path / 'lab'}"], {}) == 0
     capsys.readouterr()
-    assert async_lab.main([str(tmp_path / "lab"), "--out", str(tmp_path / "pictures")]) == 0
+    assert main([str(tmp_path / "lab"), "--out", str(tmp_path / "pictures")]) == 0
     printed = capsys.readouterr().out
     assert "stash + prediction + error feedback" in printed and "0 of 2" in printed
-    assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == ["gpt_curves.png", "gpt_depth.png"]
+    assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == [
+        "async_lab_gpt_curves.png",
+        "async_lab_gpt_depth.png",
+    ]

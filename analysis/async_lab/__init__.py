@@ -1,0 +1,1 @@
+"""The asynchronous laboratory: what delays of gradients do to training, and what makes up for them."""
