@@ -79,6 +79,31 @@ def matrices() -> networks.Network:
     return networks.Network("matrices", layers, samples, samples, lambda out, target: ((out - target) ** 2).sum())
 
 
+def compared(
+    model: networks.Network,
+    chosen: Plan,
+    versions: str,
+    every: int | None,
+    corrections: Corrections,
+    spec: SessionSpec,
+    batches: Sequence[Batch],
+) -> tuple[Reported, DelayedEngine]:
+    """Losses, weights and moments of both engines are equal to the bit."""
+    periodic = PeriodicEngine(Config(versions=versions, update_every=every, corrections=corrections))
+    counts, alone = flights(chosen), on_one_device(chosen)
+    delayed = DelayedEngine(
+        DelayedConfig("delayed", len(counts), counts, versions, every, drain=True, corrections=corrections)
+    )
+    assert delayed.update_every(alone) == periodic.update_every(chosen)
+    real = trained(periodic, model, chosen, spec, batches)
+    mine = trained(delayed, model, alone, spec, batches)
+    assert mine.losses == real.losses
+    for one, other in zip(mine.states, real.states, strict=True):
+        assert one.keys() == other.keys()
+        assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    return mine, delayed
+
+
 def check(
     model: networks.Network,
     chosen: Plan,
@@ -89,19 +114,8 @@ def check(
     samples: int = 24,
 ) -> None:
     spec, batches = replace(SPEC, optimizer=optimizer), batches_of(model, samples)
-    periodic = PeriodicEngine(Config(versions=versions, update_every=every, corrections=corrections))
-    counts = flights(chosen)
-    delayed = DelayedEngine(
-        DelayedConfig("delayed", len(counts), counts, versions, every, drain=True, corrections=corrections)
-    )
-    alone = on_one_device(chosen)
-    assert delayed.update_every(alone) == periodic.update_every(chosen)
-    real = trained(periodic, model, chosen, spec, batches)
-    mine = trained(delayed, model, alone, spec, batches)
-    assert mine.losses == real.losses
-    for one, other in zip(mine.states, real.states, strict=True):
-        assert one.keys() == other.keys()
-        assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    mine, delayed = compared(model, chosen, versions, every, corrections, spec, batches)
+    alone, counts = on_one_device(chosen), flights(chosen)
     pipe = Pipeline(M, delayed.update_every(alone), chosen.balance, counts, versions, corrections=asdict(corrections))
     with intra_op_threads(1):
         naive = naive_delays.train(model, spec, batches, pipe)
@@ -153,6 +167,19 @@ def test_more_in_flight_than_stages_and_several_stages_on_a_device(versions: str
 @pytest.mark.parametrize("versions", VERSIONS)
 def test_running_statistics_and_uneven_micro_batches(versions: str) -> None:
     check(networks.norms(), plan([3, 4, 3], M), versions, None, samples=29)
+
+
+@pytest.mark.parametrize("versions", VERSIONS)
+def test_a_batch_with_fewer_samples_than_micro_batches(versions: str) -> None:
+    model, chosen = networks.tokens(), plan([2, 2, 1, 1], M)
+    batches = [batches_of(model, samples, 1)[0] for samples in (24, 7, 24, 24)]
+    compared(model, chosen, versions, None, CORRECTIONS["all"], SPEC, batches)
+
+
+def test_autocast() -> None:
+    model, chosen = networks.tokens(), plan([2, 2, 2], M)
+    spec = replace(SPEC, dtype="float32", autocast="bfloat16")
+    compared(model, chosen, "stash", None, CORRECTIONS["all"], spec, batches_of(model))
 
 
 @pytest.mark.parametrize("versions", ["2bw", "stash"])
