@@ -341,6 +341,10 @@ class Engine(ABC):
         """Return the memory model of the optimizer, changed by what the engine shards or copies."""
         return model
 
+    def copies(self, plan: Plan) -> tuple[int, ...]:
+        """Return how many copies of its weights each stage of a plan keeps; (): as many as `memory` says."""
+        return ()
+
     def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
         """Return the profile, changed by what the engine recomputes inside a backward pass.
 

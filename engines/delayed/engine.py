@@ -17,7 +17,6 @@ engine=periodic on the cluster in question.
 from __future__ import annotations
 
 import math
-import statistics
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -151,12 +150,13 @@ class DelayedEngine(Engine):
         return Schedule(collect_queues(((0, "compute"), op) for op in ops), devices=(0,) * len(plan.stages))
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        """The weights that compute, the newest ones, and as many older ones as stages keep on average."""
-        config, every = self.config, self.config.update_every or 1
-        late = statistics.fmean(math.ceil((count - 1) / every) for count in config.flights())
-        kept = {"flush": 0, "2bw": 1}.get(config.versions, late) * (1 + config.corrections.prediction)
-        optimizer = model.optimizer + config.corrections.keeps_update
-        return replace(model, versions=2 + math.ceil(kept), optimizer=optimizer)
+        """The weights that compute, and the newest ones; `copies` knows how many older ones there are."""
+        return replace(model, versions=2, optimizer=model.optimizer + self.config.corrections.keeps_update)
+
+    def copies(self, plan: Plan) -> tuple[int, ...]:
+        """The weights that compute, the newest ones, and older ones, with their updates to predict from."""
+        each = 1 + self.config.corrections.prediction
+        return tuple(2 + late * each for late in self._late(plan))
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.delayed.session import DelayedSession

@@ -137,11 +137,20 @@ class PeriodicEngine(Engine):
         return weight_versions.allowed(weight_versions.schedule(plan, plan.pattern, m, m), m)[0]
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        """Copies of the weights, as many as the first stage has with a micro-batch in flight for each stage. With
-        engine.versions=stash others have fewer; where messages take long there are more."""
+        """Copies of the weights, as many as the first stage has with a micro-batch in flight for each stage."""
         config = self.config
         versions = staleness.copies(config.versions, mesh.pipeline, config.update_every or 1, config.corrections)
         return replace(model, versions=versions, optimizer=model.optimizer + config.corrections.keeps_update)
+
+    def copies(self, plan: Plan) -> tuple[int, ...]:
+        """Each stage's versions, which its micro-batches in flight need, and the newest if these predict from them."""
+        if plan.pattern is None:
+            return ()
+        every, ahead = self.update_every(plan), self.config.corrections.prediction
+        order = weight_versions.schedule(plan, plan.pattern, plan.micro_batches, every)
+        tasks = weight_versions.tasks_of(order)
+        counts = [weight_versions.copy_plan(own, self.config.versions, every, ahead).count for own in tasks]
+        return tuple(count + ahead for count in counts)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.periodic.session import PeriodicSession

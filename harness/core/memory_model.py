@@ -20,7 +20,8 @@ class MemoryModel(Document):
     in the host's memory and copied to each device in buffers, `bucketed` bytes for each byte of its parameters, but at
     most `buckets_bytes`.
     With `flat` all gradients are in one buffer, into which those of the first micro-batch are copied, too.
-    `versions` copies of the weights are kept; `reducing` are further gradients during the all-reduce over replicas.
+    `versions` copies of the weights are kept, or as many as `copies` lists for each stage of a plan; `reducing` are
+    further gradients during the all-reduce over replicas.
     `activations` says what a task keeps until its backward pass: the `inputs` of its layers (MadPipe's model) or all
     `saved` tensors. `reserve_bytes` are kept free on each device. `messages`: what arrives has a buffer until it has
     been used ("passing"), and in addition one that is "posted" for the next one (`engines.myelin`); or one buffer for
@@ -38,6 +39,7 @@ class MemoryModel(Document):
     reducing: float = 0.0
     flat: bool = False
     versions: int = 1
+    copies: tuple[int, ...] = ()
     activations: Literal["inputs", "saved"] = "saved"
     messages: Literal["passing", "posted", "copied", "kept"] = "passing"
     reserve_bytes: int = 0

@@ -127,6 +127,8 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
     plan = planner.plan(profile, cluster, model, replace(request, refused=refused))
     refuse(refused(plan))
     plan = engine.ordered(plan, profile, cluster, model, refused)
+    if config.memory == "auto":
+        model = replace(model, copies=engine.copies(plan))
     if plan.mesh.tensor > 1:
         chain = chain_from_profile(profile)
         profile = with_exchanges(device_share(profile, plan, chain), plan, chain)

@@ -340,12 +340,20 @@ class _MemoryTimeline:
         """Returns what is always allocated: model state, and on the first stage's device the whole mini-batch."""
         held = [stage for stage in self.plan.stages if stage.device == device]
         layers = [number for stage in held for number in range(stage.first, stage.last + 1)]
+        numbers = [number for number, stage in enumerate(self.plan.stages) if stage.device == device]
         parts = self.memory.state_parts(self.profile, layers)
+        if self.memory.copies:
+            parts["weights"] = sum(self.copies(number) for number in numbers)
         if self.whole and self.plan.stages[0] in held:
             parts["mini-batch"] = self.plan.micro_batches * self.profile.input_bytes
-        numbers = [number for number, stage in enumerate(self.plan.stages) if stage.device == device]
         parts["buffers of messages"] = sum(map(self.buffers, numbers)) if self.whole else 0
         return parts
+
+    def copies(self, number: int) -> int:
+        """Returns the bytes of all copies of a stage's weights."""
+        stage = self.plan.stages[number]
+        own = self.profile.parameter_bytes_of(range(stage.first, stage.last + 1))
+        return round(own * self.memory.weights * self.memory.copies[number])
 
     def buffers(self, number: int) -> int:
         """Returns the bytes of permanent buffers for what arrives at a stage."""
