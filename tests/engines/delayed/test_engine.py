@@ -301,3 +301,11 @@ def test_it_says_how_late_gradients_are(keys: dict[str, object], late: list[int]
 def test_flush_has_no_note() -> None:
     for mine in (engine(4, "flush"), engine(4, "stash", update_every=12, drain=True), engine(1)):
         assert mine.notes(plan([2, 2, 1, 1], 12), PROFILE, Cluster(), named("sgd_fp32")) == []
+
+
+def test_copies_of_the_weights() -> None:
+    """Those that compute, the newest, and the older ones; each with its update, to predict from."""
+    chosen = plan([2, 2, 1, 1], 1)
+    assert engine(4).copies(chosen) == (5, 4, 3, 2)
+    assert engine(4, corrections=ALL).copies(chosen) == (8, 6, 4, 2)
+    assert engine(4, "flush").copies(chosen) == (2,) * 4 and engine(4, "2bw").copies(chosen) == (3,) * 4

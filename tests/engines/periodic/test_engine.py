@@ -18,6 +18,7 @@ from harness.core.problem import CannotRun, Problem
 from harness.core.staleness import Corrections
 from harness.interfaces import BatchShape, PlanRequest, SessionSpec
 from harness.schedule.validate import validation_errors
+from harness.simulator import simulate
 from tests.engines import networks
 from tests.engines.periodic.patterns import plan
 from tests.problems import refused, row, rows
@@ -209,3 +210,18 @@ def test_no_more_copies_than_are_needed() -> None:
     order = weight_versions.schedule(FIVE, FIVE.pattern, 12, 4)  # type: ignore[arg-type]
     tasks = weight_versions.tasks_of(order)
     assert [weight_versions.copy_plan(own, "2bw", 4, False).count for own in tasks] == [2] * 5
+
+
+def test_predicted_memory_counts_the_copies_of_each_stage() -> None:
+    """Each layer has 100 bytes of weights, the last stage has two layers."""
+    engine = build(Config(versions="stash"))
+    assert engine.copies(FIVE) == (5, 4, 3, 2, 1)
+    ahead = build(Config(versions="stash", corrections=Corrections(prediction=True)))
+    assert ahead.copies(FIVE) == (6, 5, 4, 3, 2) and build(Config()).copies(FIVE) == (2,) * 5
+    timed = ModelProfile(tuple(replace(layer, forward_s=1.0, backward_s=2.0) for layer in PROFILE.layers))
+    schedule, cluster = engine.schedule(FIVE, timed), Cluster(devices_per_node=8)
+    peaks = [
+        simulate(schedule, FIVE, timed, cluster, replace(named("sgd_fp32"), copies=copies)).figures["peak_memory_bytes"]
+        for copies in ((1,) * 5, engine.copies(FIVE))
+    ]
+    assert [more - less for less, more in zip(*peaks, strict=True)] == [400, 300, 200, 100, 0]
