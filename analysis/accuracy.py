@@ -29,6 +29,7 @@ from rich.text import Text
 
 from analysis import predict_again, records
 from analysis.run_artifacts import ORIGIN
+from harness.config import registry
 from harness.config.registry import ROOT
 from harness.core.problem import CannotRun
 from harness.core.record import EXIT_CODES, RunRecord
@@ -145,6 +146,8 @@ def _unfit(record: RunRecord) -> str:
         return f"{record.source}, not measured"
     if record.status != "ok":
         return f"{record.status}, not measured to its end"
+    if (name := record.config.get("engine", {}).get("name", "")) and not registry.is_scheme(name):
+        return f"engine={name} stands in for another engine, on one device"
     if not record.config or not record.metrics.get("step_time_s"):
         return "has no measured step time"
     return "" if (record.metrics.get("predicted_over_measured") or {}).get("step_time_s") else "was not predicted"

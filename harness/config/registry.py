@@ -125,6 +125,11 @@ def splits_matmuls(planner: str) -> bool:
     return getattr(schemas().get(("planner", planner)), "splits_matmuls", False)
 
 
+def is_scheme(engine: str) -> bool:
+    """Return whether an engine is a way to use devices; else it stands in for another one, on one device."""
+    return getattr(schemas().get(("engine", engine)), "scheme", True)
+
+
 def build(group: str, node: DictConfig, *extra: Any) -> Any:
     """Build the plug-in `node.name` from its part of the configuration: what its `build(config, *extra)` returns.
 

@@ -18,8 +18,8 @@ def known() -> list[str]:
 
 
 def compared() -> list[str]:
-    """Those of `engine=all`: the ways to use devices, not an engine that stands in for another one on one device."""
-    return [name for name in known() if getattr(registry.schemas()["engine", name], "scheme", True)]
+    """Those of `engine=all`: the ways to use devices."""
+    return list(filter(registry.is_scheme, known()))
 
 
 def listed(overrides: Sequence[str]) -> list[str]:

@@ -48,14 +48,16 @@ def test_every_record_is_a_case_or_left_out_with_its_reason() -> None:
         replace(record(3, "fsdp", 1, 1), source="simulated"),
         replace(record(4, "sbp", 1, 1), metrics={}),
         replace(record(1, "gpipe", 2.0, 0.8), id="older"),
+        record(5, "delayed", 1, 1),
     ]
-    found = accuracy.ledger([others[3], one, *others[:3]])
+    found = accuracy.ledger([others[3], one, *others[:3], others[4]])
     assert [case.id for case in found.cases] == ["1"]
     assert {left.id: left.why for left in found.left_out} == {
         "2": "oom, not measured to its end",
         "3": "simulated, not measured",
         "4": "has no measured step time",
         "older": "there is a newer run of its point",
+        "5": "engine=delayed stands in for another engine, on one device",
     }
     assert accuracy.sources(found)[0] == "0 of 1 predictions are of today's simulator"
 

@@ -8,9 +8,17 @@ from harness.sweep import engines
 from harness.sweep.points import expand
 
 
+def test_an_engine_that_stands_in_for_another_one_is_not_compared() -> None:
+    assert {*engines.known()} - {*engines.compared()} == {"delayed"}
+    assert [point.values() for point in expand(["engine=delayed,single"])] == [
+        {"engine": "delayed"},
+        {"engine": "single"},
+    ]
+
+
 def test_all_stands_for_each_engine() -> None:
     found = [point.values() for point in expand(["engine=all", "batch.size=8,16"])]
-    assert len(found) == 2 * len(engines.known()) and found[0] == {"batch.size": "8", "engine": "single"}
+    assert len(found) == 2 * len(engines.compared()) and found[0] == {"batch.size": "8", "engine": "single"}
     assert {"engine": "sbp", "planner": "autoddl", "batch.size": "16"} in found, (
         "it runs no plan of the default planner"
     )
