@@ -154,6 +154,7 @@ def test_nothing_run_says_what_to_run(capsys: pytest.CaptureFixture[str]) -> Non
     assert isinstance(plots.picture("gpt_curves"), Missing)
 
 
+@pytest.mark.full
 def test_the_small_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Trained, in processes of its own."""
     assert run.main(["-m", "+sweeps=async_lab", "scale=small", f"out={tmp_path / 'lab'}"], {}) == 0

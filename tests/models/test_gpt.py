@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 SMALL = Config(layers=2, hidden=12, heads=3, sequence=5, vocabulary=7)
 
 # preset: layers, hidden, heads, sequence, vocabulary, parameters
+OWN = ("gpt_28_32",)
+"""Of no paper."""
 PRESETS = {
     "gpt": (4, 64, 4, 64, 256, 220_544),
     "gpt_110m": (12, 768, 12, 512, 51200, 124_770_816),
@@ -56,7 +58,7 @@ def test_presets_have_the_published_counts(name: str) -> None:
 
 
 def test_every_preset_is_listed() -> None:
-    assert sorted(PRESETS) == sorted(file.stem for file in (ROOT / "conf/model").glob("gpt*.yaml"))
+    assert sorted([*PRESETS, *OWN]) == sorted(file.stem for file in (ROOT / "conf/model").glob("gpt*.yaml"))
 
 
 def test_gpt_2_small() -> None:

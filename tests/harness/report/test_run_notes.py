@@ -24,7 +24,8 @@ def ran(engine: str = "gpipe", source: str = "measured", status: str = "ok", **m
 
 @pytest.mark.parametrize("engine", sorted(name for group, name in registry.schemas() if group == "engine"))
 def test_the_lock_of_one_python_is_named_where_devices_are_threads(engine: str) -> None:
-    threads = engine in ("gpipe", "torchgpipe", "periodic", "single")  # of which the last one has no second stage
+    alone = ("single", "delayed")  # which have no second device
+    threads = engine in ("gpipe", "torchgpipe", "periodic", *alone)
     assert bool(notes(ran(engine))) == threads
     if threads:
         (text,) = notes(ran(engine))
