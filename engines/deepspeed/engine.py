@@ -132,8 +132,8 @@ class DeepSpeedEngine(Engine):
             disabled_by={
                 "tensor": Setting({"cluster": "local"}, {"mode": "simulate", "cluster": "summit"}),
                 "pipeline": Setting({"engine.zero": config.zero}, {"engine.zero": 1}),
-                "optimizers": Setting({"engine.offload": True}, {"engine.offload": False}),
-            },
+            }
+            | ({"optimizers": Setting({"engine.offload": True}, {"engine.offload": False})} if config.offload else {}),
         )
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:

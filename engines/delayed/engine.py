@@ -112,16 +112,21 @@ class DelayedEngine(Engine):
                 len(plan.stages),
                 f"puts {name} into stages {' and '.join(map(str, stages))}, engine=delayed takes it in 1",
                 ({"engine.stages": 1},),
+                staleness.UNTIED,
             )
             for name, stages in tied.items()
         ] + staleness.cast(self.config.versions, profile)
 
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """Say how late gradients are, stage by stage: so losses differ from other engines'."""
-        late = self._late(plan)
+        late, every, m = self._late(plan), self.update_every(plan), plan.micro_batches
         if not any(late):
             return []
-        message = f"computes with weights that are {staleness.described(late)}; other engines' are the newest"
+        message = f"makes {m // every} updates a step, of {every} of its {m} micro-batches each, with gradients "
+        message += f"{staleness.described(late)}; other engines make one"
+        most = max(self.config.flights())
+        if self.config.versions == "2bw" and every + 1 < most:
+            message += f". A pipeline with {most} micro-batches in flight needs more of them for an update"
         return [Problem("engine.versions", self.config.versions, message, ({"engine.versions": "flush"},))]
 
     def _late(self, plan: Plan) -> list[int]:

@@ -215,6 +215,7 @@ def _tied(plan: Plan, profile: ModelProfile) -> list[Problem]:
             plan.mesh.pipeline,
             f"puts {name} into stages {' and '.join(map(str, stages))}, engine=periodic takes it in 1",
             fixes,
+            staleness.UNTIED,
         )
         for name, stages in tied.items()
     ]

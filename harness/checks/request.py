@@ -226,7 +226,8 @@ def _optimizer(config: DictConfig, can: Capabilities) -> list[Problem]:
     if name in can.optimizers:
         return _fused(config, can) if config.optimizer.fused and name not in can.fused else []
     message = f"{_engine(config, can, 'optimizers')} takes {', '.join(can.optimizers)}"
-    fixes = _or_instead({"optimizer.name": can.optimizers[0]}, can, "optimizers")
+    near = "adamw" if "adamw" in can.optimizers and name != "sgd" else can.optimizers[0]
+    fixes = _or_instead({"optimizer.name": near}, can, "optimizers")
     return [Problem("optimizer.name", name, message, fixes)]
 
 

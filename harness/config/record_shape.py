@@ -196,9 +196,13 @@ def _exact(kind: Any) -> frozenset[type]:
 def _kinds(kind: type) -> dict[str, Any]:
     """The type of each key of a dataclass, as JSON has it."""
     hints = typing.get_type_hints(kind)
-    lists = {
-        name: types.GenericAlias(tuple, (*typing.get_args(hint), ...))
-        for name, hint in hints.items()
-        if typing.get_origin(hint) is list
-    }
-    return {field.name: (hints | lists)[field.name] for field in dataclasses.fields(kind) if field.name != "defaults"}
+    return {field.name: _in_json(hints[field.name]) for field in dataclasses.fields(kind) if field.name != "defaults"}
+
+
+def _in_json(hint: Any) -> Any:
+    """list[int] -> tuple[int, ...], also as one of several types."""
+    if typing.get_origin(hint) is list:
+        return types.GenericAlias(tuple, (*typing.get_args(hint), ...))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.Union[tuple(map(_in_json, typing.get_args(hint)))]  # noqa: UP007
+    return hint

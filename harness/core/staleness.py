@@ -30,6 +30,11 @@ from harness.core.problem import Problem, spelled
 from harness.core.value_checks import at_least, one_of
 
 VERSIONS = ("flush", "2bw", "stash", "none")
+PAPERS = {
+    **dict.fromkeys(("gpipe", "1f1b", "pipedreamflush", "sync", "synchronous"), "flush"),
+    **{"pipedream2bw": "2bw", "pipedream": "stash", "pipemare": "none", "nostash": "none"},
+}
+"""What papers call them, without signs."""
 
 
 @dataclass
@@ -63,7 +68,8 @@ class Corrections:
 
 def check(versions: str, default: str, corrections: Corrections) -> list[Problem]:
     """Values of `engine.versions` and `engine.corrections` that no run can have."""
-    found = one_of("engine.versions", versions, VERSIONS, default)
+    meant = PAPERS.get("".join(letter for letter in versions.lower() if letter.isalnum()), default)
+    found = one_of("engine.versions", versions, VERSIONS, meant)
     return [*found, *at_least("engine.corrections.lr_steps", corrections.lr_steps, 0)]
 
 
@@ -93,6 +99,9 @@ def delay(versions: str, group: int, before_forward: int, before_backward: int, 
         used = max(group - 1, first)
         return Delay(group, used, used)
     return Delay(group, before_forward, before_backward if versions == "none" else before_forward)
+
+
+UNTIED = "weights of its own for each layer, as model.tied=false of model=gpt"
 
 
 def copies(versions: str, in_flight: int, every: int, corrections: Corrections) -> int:

@@ -260,6 +260,13 @@ def test_values_that_no_run_can_have() -> None:
     assert check(Config(stages=3, in_flight=[5, 2, 1])) == []
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("PipeMare", "none"), ("PipeDream-2BW", "2bw"), ("PipeDream", "stash"), ("1F1B", "flush")]
+)
+def test_versions_are_known_by_the_names_of_papers(typed: str, meant: str) -> None:
+    assert rows(check(Config(versions=typed))) == [("engine.versions", typed, [f"engine.versions={meant}"])]
+
+
 def test_requests_that_cannot_run() -> None:
     request, cluster = PlanRequest(BatchShape(24, 12), pipeline=1, layers=6), Cluster()
     assert rows(engine(8).refuses(request, "float32", cluster)) == [("engine.stages", 8, ["engine.stages=6"])]
