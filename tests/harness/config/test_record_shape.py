@@ -59,6 +59,14 @@ def test_a_broken_field_is_named(tmp_path: Path, archive: str, field: str, value
     assert skipped.place == str(tmp_path / "bad") and field in skipped.why
 
 
+@pytest.mark.parametrize(("value", "whole"), [(None, True), ([3, 1], True), ([], True), (["x"], False), (3, False)])
+def test_a_list_that_may_be_null(tmp_path: Path, value: Any, whole: bool) -> None:
+    one = document("torchgpipe_table2-local")
+    one["config"]["engine"] = {"name": "delayed", "in_flight": value}
+    (tmp_path / "record.json").write_text(json.dumps(one), encoding="utf-8")
+    assert bool(records.load([tmp_path], record_shape.check_complete).records) == whole
+
+
 def test_the_committed_records_are_whole() -> None:
     """But for those of MadPipe, thousands of plans, of which the smallest archive stands for the others."""
     archives = [
