@@ -39,7 +39,8 @@ def _section(model: str, runs: Sequence[Trained], times: Times) -> Section:
     for one in runs:
         base = synchronous.get(one.scheme.optimizer)
         alone = one.scheme.synchronous
-        rows.append(_row(one, base, MISSING if alone else _text(mean(one.last()))))
+        simulated = times["periodic"] and not alone
+        rows.append(_row(one, base, _text(mean(one.last())) if simulated else MISSING))
         for depth in [one for one in depths if alone and one in times["periodic"] and one in times["1f1b"]]:
             count = updates_at_equal_time(one.scheme, len(one.losses[0]), times, depth)
             name = f"{one.scheme.method}, {count} updates"
