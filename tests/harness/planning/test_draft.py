@@ -33,7 +33,7 @@ class Broken:
         self.engine = registry.build("engine", CONFIG.engine)
         self.capabilities, self.check = self.engine.capabilities, self.engine.check
         self.placement, self.memory, self.refuses = self.engine.placement, self.engine.memory, self.engine.refuses
-        self.layers, self.ordered = self.engine.layers, self.engine.ordered
+        self.layers, self.ordered, self.copies = self.engine.layers, self.engine.ordered, self.engine.copies
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         return self.change(gpipe(plan.micro_batches, [0, 1], [], "never"))
