@@ -216,7 +216,7 @@ CASES = {
         "engine=delayed model=gpt",
         "engine=delayed mesh.pipeline=2",
         "engine=delayed planner=madpipe",
-        "engine=delayed engine.stages=3 model=mlp planner=given planner.balance=[3,2]",
+        "engine=delayed engine.stages=3 model=mlp planner=given planner.balance=[5,3]",
     ],
     "memory": [
         f"{FLAT} cluster.devices=4 cluster.memory_gb=0.1 mesh.pipeline=2",
