@@ -193,6 +193,11 @@ class OptimizerSpec:
     nesterov: bool = False
     beta1: float | None = None
 
+    @property
+    def betas(self) -> tuple[float, float]:
+        """Those of Adam and its kin."""
+        return 0.9 if self.beta1 is None else self.beta1, 0.999
+
 
 @dataclass(frozen=True)
 class SessionSpec:

@@ -27,7 +27,9 @@ from harness.core.problem import CannotRun
 def main(arguments: Sequence[str]) -> int:
     """Returns 2 where there are no records, else 0."""
     parser = argparse.ArgumentParser("python -m analysis.async_lab", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="of a sweep; by default runs/async_lab")
+    parser.add_argument(
+        "folders", nargs="*", type=Path, metavar="FOLDER", help="a sweep; by default the committed ones"
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write pictures into it")
     parser.add_argument("--write", action="store_true", help=f"update {PAGE.relative_to(ROOT)} and its pictures")
     options = parser.parse_args(arguments)

@@ -22,7 +22,7 @@ from harness.core.staleness import Corrections, copies
 SWEEPS = ("async_lab-local", "async_lab_pipelines")
 """Folders in runs/: the runs that train, and the simulated pipelines."""
 LAST = 100
-"""Updates at the end over which a loss is averaged; and a curve's points, each over this many before it."""
+"""Updates at the end over which a loss is averaged; a point of a curve is over the half of it."""
 SIMULATED = "gpt"
 """What the simulated pipelines are of."""
 DIVERGED = "Diverged"
@@ -103,17 +103,9 @@ def pipelines(loaded: Sequence[RunRecord]) -> dict[str, dict[int, Pipeline]]:
         every = record.config["engine"]["update_every"] if periodic else batch["micro_batches"]
         update_s = metrics["period_s"] * every if periodic else metrics["step_time_s"]
         peak = max(metrics["peak_memory_bytes"])
-        busy = _busy_s(record) / update_s
-        found["periodic" if periodic else "1f1b"][stages] = Pipeline(stages, update_s, busy, peak)
+        busy_s = statistics.fmean(metrics["utilization"]) * metrics["step_time_s"] * every / batch["micro_batches"]
+        found["periodic" if periodic else "1f1b"][stages] = Pipeline(stages, update_s, busy_s / update_s, peak)
     return found
-
-
-def _busy_s(record: RunRecord) -> float:
-    """Seconds that a device computes for an update, on average."""
-    steps = record.metrics["utilization"]
-    batch, engine = record.config["batch"], record.config["engine"]
-    share = (engine.get("update_every") or batch["micro_batches"]) / batch["micro_batches"]
-    return statistics.fmean(steps) * record.metrics["step_time_s"] * share
 
 
 def copies_of(record: RunRecord) -> float:

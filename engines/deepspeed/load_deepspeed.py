@@ -94,7 +94,7 @@ def optimizer(module: nn.Module, spec: OptimizerSpec, offload: bool) -> torch.op
         made: torch.optim.Optimizer = DeepSpeedCPUAdam(
             module.parameters(),
             lr=spec.lr,
-            betas=(0.9 if spec.beta1 is None else spec.beta1, 0.999),
+            betas=spec.betas,
             weight_decay=spec.weight_decay,
             adamw_mode=decoupled,
         )

@@ -16,7 +16,6 @@ engine=periodic on the cluster in question.
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -132,9 +131,9 @@ class DelayedEngine(Engine):
     def _late(self, plan: Plan) -> list[int]:
         """The delay of each stage in updates, once the pipeline is full."""
         flights, every = self.config.flights(), self.update_every(plan)
-        if self.config.versions == "flush" or (self.config.drain and every == plan.micro_batches):
+        if self.config.drain and every == plan.micro_batches:
             return [0] * len(flights)
-        return [1 if self.config.versions == "2bw" else math.ceil((count - 1) / every) for count in flights]
+        return [staleness.late(self.config.versions, count, every) for count in flights]
 
     def update_every(self, plan: Plan) -> int:
         """Micro-batches for each update."""

@@ -13,7 +13,7 @@ from torch.optim.sgd import sgd
 
 from harness.interfaces import OptimizerSpec
 
-BETAS, EPS = (0.9, 0.999), 1e-8
+EPS = 1e-8
 PIECE = 2**18
 """Elements that a CPU updates at once: they stay in its caches from one operation to the next (four times as fast)."""
 
@@ -80,8 +80,8 @@ class Optimizer:
             fused=spec.fused,
             decoupled_weight_decay=spec.name == "adamw",
             amsgrad=False,
-            beta1=BETAS[0] if spec.beta1 is None else spec.beta1,
-            beta2=BETAS[1],
+            beta1=spec.betas[0],
+            beta2=spec.betas[1],
             lr=spec.lr,
             weight_decay=spec.weight_decay,
             eps=EPS,

@@ -101,13 +101,18 @@ def delay(versions: str, group: int, before_forward: int, before_backward: int, 
     return Delay(group, before_forward, before_backward if versions == "none" else before_forward)
 
 
+def late(versions: str, in_flight: int, every: int) -> int:
+    """How many updates late the oldest gradient of a stage is, once the pipeline is full."""
+    return {"flush": 0, "2bw": 1}.get(versions, math.ceil((in_flight - 1) / every))
+
+
 UNTIED = "weights of its own for each layer, as model.tied=false of model=gpt"
 
 
 def copies(versions: str, in_flight: int, every: int, corrections: Corrections) -> int:
     """Copies of the weights of a stage with so many micro-batches in flight: its versions, and the newest if
     micro-batches predict from them."""
-    kept = {"2bw": 2, "stash": math.ceil((in_flight - 1) / every) + 1}.get(versions, 1)
+    kept = 1 + (late(versions, in_flight, every) if versions in ("2bw", "stash") else 0)
     return kept + corrections.prediction
 
 

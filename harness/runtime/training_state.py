@@ -92,7 +92,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> t
     elif spec.name == "muon":
         options |= {"momentum": 0.95 if spec.beta1 is None else spec.beta1}
     else:
-        options |= {"betas": (0.9 if spec.beta1 is None else spec.beta1, 0.999)}
+        options |= {"betas": spec.betas}
     if spec.name == "nadam":
         options["decoupled_weight_decay"] = True
     optimizer: torch.optim.Optimizer = OPTIMIZERS[spec.name]([{"params": parameters}], **options)
