@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from harness.core.staleness import Delay, delay
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn.tied import moved
 from harness.runtime.autograd import new_leaf
+from harness.runtime.delayed_optimizer import whole_state
 from harness.runtime.gradient_norms import UpdateNorms
 from harness.runtime.local_session import LocalSession
 from harness.runtime.stage_module import stage_modules
@@ -137,10 +137,8 @@ class DelayedSession(LocalSession):
 
     def local_state(self) -> dict[str, Any]:
         """Return the state with the newest weights, and what is in flight."""
-        optimizer = dict(ChainMap(*(stage.optimizer_state() for stage in self.stages)))
         return {
-            "model": {name: value for stage in self.stages for name, value in stage.state().items()},
-            "optimizer": {name: optimizer[name] for name in self.parameter_names if name in optimizer},
+            **whole_state(self.stages, self.parameter_names),
             PIPELINE: {
                 "of": self._pipeline(),
                 "updates": self.updates,

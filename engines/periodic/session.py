@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import ChainMap, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from harness.core.plan import Plan
 from harness.core.problem import refuse
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn.tied import move_apart
+from harness.runtime.delayed_optimizer import whole_state
 from harness.runtime.gradient_norms import UpdateNorms
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
@@ -107,11 +108,7 @@ class PeriodicSession(LocalSession):
 
     def local_state(self) -> dict[str, Any]:
         """Return the state with the newest weights."""
-        optimizer = dict(ChainMap(*(stage.optimizer_state() for stage in self.stages)))
-        return {
-            "model": {name: value for stage in self.stages for name, value in stage.state().items()},
-            "optimizer": {name: optimizer[name] for name in self.parameter_names if name in optimizer},
-        }
+        return whole_state(self.stages, self.parameter_names)
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         for stage in self.stages:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +57,23 @@ class DelayedOptimizer:
         """The last update of a weight; None before the first one."""
         state = self.optimizer.state
         return state[parameter].get(LAST) if parameter in state else None
+
+
+class NewestWeights(Protocol):
+    """A stage that knows its newest weights."""
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def optimizer_state(self) -> dict[str, Any]: ...
+
+
+def whole_state(stages: Sequence[NewestWeights], names: Sequence[str]) -> dict[str, Any]:
+    """The state of all stages with their newest weights; the optimizer's in the order of the parameters' `names`."""
+    optimizer = dict(ChainMap(*(stage.optimizer_state() for stage in stages)))
+    return {
+        "model": {name: value for stage in stages for name, value in stage.state().items()},
+        "optimizer": {name: optimizer[name] for name in names if name in optimizer},
+    }
 
 
 def predicted(weight: Tensor, update: Tensor | None, distance: int) -> Tensor:
