@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import bisect
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from harness.core.serialization import Document
 
@@ -93,6 +93,66 @@ class CallTimes:
         return first + slope * max(0.0, size - small)
 
 
+class Held(NamedTuple):
+    """Of a stage: layers that have weights, these weights, and their bytes."""
+
+    layers: float
+    weights: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class TaskCost:
+    """What the host takes for an op of a `kind` ("F", "B", "step") beyond its kernels.
+
+    `base_s` for each op, `layer_s` for each layer of its stage that has weights, `weight_s` for each weight, and
+    `byte_s` for each byte of these.
+    """
+
+    kind: str
+    base_s: float = 0.0
+    layer_s: float = 0.0
+    weight_s: float = 0.0
+    byte_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("base_s", "layer_s", "weight_s", "byte_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(
+                    f"{name} of {self.kind} is {getattr(self, name)}, must be a finite number of at least 0"
+                )
+
+    def seconds(self, held: Held) -> float:
+        """Returns the seconds of an op of a stage that holds so much."""
+        return self.base_s + self.rest_s(held)
+
+    def rest_s(self, held: Held) -> float:
+        """Returns the part of `seconds` that depends on what the stage holds."""
+        return self.layer_s * held.layers + self.weight_s * held.weights + self.byte_s * held.bytes
+
+
+@dataclass(frozen=True)
+class EngineCosts(Document):
+    """What an engine takes on this machine's CPU devices beyond kernels and messages: its Python, and the interpreter's
+    lock where devices are threads (`harness.worker.measure_engine`).
+
+    `optimizer` is the one that the engine was measured with. `host_s` passes before each task of a device.
+    """
+
+    engine: str
+    optimizer: str
+    ops: tuple[TaskCost, ...] = ()
+    host_s: float = 0.0
+
+    def of(self, kind: str) -> TaskCost:
+        """Returns the cost of an op. A recomputation is a forward pass, a half of a backward pass half of one."""
+        known = {one.kind: one for one in self.ops}
+        if kind in ("I", "W") and kind not in known and "B" in known:
+            whole = known["B"]
+            return TaskCost(kind, whole.base_s, whole.layer_s / 2, whole.weight_s / 2, whole.byte_s / 2)
+        return known.get(kind) or known.get({"R": "F"}.get(kind, ""), TaskCost(kind))
+
+
 @dataclass(frozen=True)
 class Cluster(Document):
     """`nodes` x `devices_per_node` equal devices.
@@ -108,7 +168,8 @@ class Cluster(Document):
     its kernels: the host between two tasks, waiting for messages and the like. Each call of a collective takes
     `collective_call_s` in addition to its messages, unless its time is among `calls`. A transfer that has a node's port
     to itself gets `alone_bandwidth` in bytes/s, if that is more than what several share. `slow` has devices, by their
-    number in the cluster, and how many times as long their tasks take.
+    number in the cluster, and how many times as long their tasks take. `engines` are the costs of engines, as far as
+    they were measured.
     """
 
     name: str = "flat"
@@ -127,6 +188,7 @@ class Cluster(Document):
     task_s: float = 0.0
     alone_bandwidth: float = 0.0
     collective_call_s: float = 0.0
+    engines: tuple[EngineCosts, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -137,6 +199,16 @@ class Cluster(Document):
         """Seconds of a byte through a node's port, for a transfer that has it to itself."""
         port = self.node_port.beta_s_per_byte
         return min(port, 1 / self.alone_bandwidth) if self.alone_bandwidth else port
+
+    def used_with(self, engine: str, optimizer: str) -> Cluster:
+        """Returns the cluster for one engine: `engines` has its costs alone, if they are known."""
+        own = (one for one in self.engines if (one.engine, one.optimizer) == (engine, optimizer))
+        return replace(self, engines=tuple(own))
+
+    @property
+    def engine_costs(self) -> EngineCosts:
+        """Those of the engine that uses the cluster (`used_with`): nothing where they are not known."""
+        return self.engines[0] if len(self.engines) == 1 else EngineCosts("", "")
 
     def link(self, source: int, target: int) -> Link:
         """Returns the link between two devices: inside their node, or through the nodes' ports."""

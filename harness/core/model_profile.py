@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
-from harness.core.cluster import Device
+from harness.core.cluster import Device, Held
 from harness.core.serialization import Document
 from harness.core.traits import Given, Traits
 
@@ -114,10 +114,11 @@ class LayerProfile:
     leaves the layer, `saved_bytes` what autograd keeps for the backward pass (without parameters, and without what an
     earlier layer keeps already: see `harness.measure.count_model`). `working_bytes` is what its backward pass needs at
     once beyond that, and beyond the gradients of what leaves and enters it. `recomputed_flops` are those of the
-    forward pass that its backward pass repeats. `param_bytes` are those of all the layer's parameters, `tied` lists
-    those that other layers share; so do `buffer_bytes` and `shared_buffers`. The FLOPs of `products` add up to `flops`
-    (`harness.measure.matmul_finder`). `reads` has what each of them reads, then what the layer's output shows
-    (`harness.measure.column_flow`); () where nobody knows: an older profile, images, several tensors. `input_share` is
+    forward pass that its backward pass repeats. `param_bytes` are those of all the layer's parameters, `weights` is
+    their number (0 in older profiles), `tied` lists those that other layers share; so do `buffer_bytes` and
+    `shared_buffers`. The FLOPs of `products` add up to `flops` (`harness.measure.matmul_finder`). `reads` has what each
+    of them reads, then what the layer's output shows (`harness.measure.column_flow`); () where nobody knows: an older
+    profile, images, several tensors. `input_share` is
     the part of a backward pass for the gradients of the inputs, where passes come in halves.
     """
 
@@ -129,6 +130,7 @@ class LayerProfile:
     elementwise_bytes: float = 0.0
     kernels: int = 1
     param_bytes: int = 0
+    weights: int = 0
     buffer_bytes: int = 0
     output_bytes: int = 0
     saved_bytes: int = 0
@@ -310,6 +312,13 @@ class ModelProfile(Document):
         """Returns the bytes of the parameters of these layers, by index; tied weights count once."""
         held = [self.layers[number] for number in layers]
         return sum(layer.param_bytes for layer in held) - _repeated(one for layer in held for one in layer.tied)
+
+    def held(self, first: int, last: int) -> Held:
+        """Returns the layers `first`..`last` that have weights, these weights, and their bytes; tied ones count
+        once in bytes alone."""
+        layers = self.layers[first : last + 1]
+        count = sum(bool(one.param_bytes) for one in layers)
+        return Held(count, sum(one.weights for one in layers), self.parameter_bytes(first, last))
 
     def buffer_bytes_of(self, layers: Iterable[int]) -> int:
         """Returns the bytes of the buffers of these layers, by index; one that several share counts once."""

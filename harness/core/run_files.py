@@ -2,7 +2,7 @@
 
 the parent writes            config.yaml  record.json  plan.json  log  simulated.json.gz  timeline.png  pattern.png
 the worker writes            metrics.jsonl  checkpoints/  trace.json.gz  error.json
-the worker for the parent    profile.json  machine.json  timings.json  result.json
+the worker for the parent    profile.json  machine.json  engine_costs.json  timings.json  result.json
 between them while it runs   stop (the parent asks)  rendezvous.json (where ranks of srun find rank 0)
                              hang/ (what each process does while there is no progress)
 whoever uses the folder      .lock  (harness.run.folder_lock)
@@ -15,6 +15,7 @@ CONFIG, RECORD, PLAN, LOG = "config.yaml", "record.json", "plan.json", "log"
 SIMULATED, TIMELINE, PATTERN = "simulated.json.gz", "timeline.png", "pattern.png"
 METRICS, CHECKPOINTS, TRACE, ERROR = "metrics.jsonl", "checkpoints", "trace.json.gz", "error.json"
 PROFILE, MACHINE, TIMINGS, RESULT = "profile.json", "machine.json", "timings.json", "result.json"
+ENGINE_COSTS = "engine_costs.json"
 STOP, RENDEZVOUS, HANG = "stop", "rendezvous.json", "hang"
 PROFILER = "profiler"
 """The folder with torch.profiler's traces of the steps of `launch.profiler`."""
@@ -36,7 +37,7 @@ OF_END = (RESULT, TRACE, SIMULATED, TIMELINE, ERROR, PATTERN, FLIGHT_RECORDER)
 """Files about how a run ended: one that resumes starts without them."""
 ALL = (
     *(CONFIG, RECORD, PLAN, LOG, METRICS, CHECKPOINTS, PROFILE, MACHINE, STOP, RENDEZVOUS, HANG),
-    *(PROFILER, TIMINGS, CALIBRATION, CALIBRATION_PLOT, CANDIDATES, *OF_END),
+    *(PROFILER, TIMINGS, ENGINE_COSTS, CALIBRATION, CALIBRATION_PLOT, CANDIDATES, *OF_END),
 )
 """All of them: a new run in the folder of an earlier one removes them. Other files in the folder are the user's."""
 FOLDERS = (CHECKPOINTS, HANG, PROFILER, FLIGHT_RECORDER)

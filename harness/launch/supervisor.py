@@ -23,7 +23,18 @@ from typing import IO, NoReturn
 from harness.core import files
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import Status
-from harness.core.run_files import CHECKPOINTS, ERROR, LOG, MACHINE, METRICS, PROFILE, RESULT, STOP, TIMINGS
+from harness.core.run_files import (
+    CHECKPOINTS,
+    ENGINE_COSTS,
+    ERROR,
+    LOG,
+    MACHINE,
+    METRICS,
+    PROFILE,
+    RESULT,
+    STOP,
+    TIMINGS,
+)
 from harness.host import machine, malloc
 from harness.host.devices import CUDA_ORDER
 from harness.host.machine import Machine
@@ -44,6 +55,7 @@ RESULTS = {
     "profile": (PROFILE,),
     "count": (PROFILE,),
     "machine": (MACHINE,),
+    "engine": (ENGINE_COSTS,),
     "calibrate": (TIMINGS,),
 }
 """What a worker leaves that has done an action, or was asked to stop: one without has ended itself, as `os._exit(0)`

@@ -203,6 +203,7 @@ def _layer(
         elementwise_bytes=work.elementwise_bytes,
         kernels=work.kernels,
         param_bytes=sum(map(tensor_bytes, layer.parameters())),
+        weights=len(list(layer.parameters())),
         buffer_bytes=sum(map(tensor_bytes, layer.buffers())),
         output_bytes=sum(map(tensor_bytes, tensors(task.output))),
         saved_bytes=saved_bytes,

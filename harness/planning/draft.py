@@ -110,7 +110,7 @@ def locked(engine: Engine, cluster: Cluster, profile: ModelProfile, devices: int
 
 def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster) -> Layout:
     """Plan, without simulating. Raises `NoPlan` where there is none, `CannotRun` where the engine refuses it."""
-    cluster = used_by(engine, cluster)
+    cluster = used_by(engine, cluster).used_with(config.engine.name, config.optimizer.name)
     wanted = mesh(config, engine, profile, cluster)
     cluster = locked(engine, cluster, profile, wanted.size)
     model = memory_model(config, engine, wanted, profile)

@@ -24,7 +24,7 @@ from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.interfaces import Engine, Planner
 from harness.launch import rank_starter, supervisor
-from harness.planning import alternatives, contents, memory_advice, profiles
+from harness.planning import alternatives, contents, engine_costs, memory_advice, profiles
 from harness.planning import draft as planning_draft
 from harness.planning.alternatives import Alternative
 from harness.planning.draft import Draft
@@ -221,7 +221,15 @@ class _Preparation:
         profile = self.needed(lambda: self.profiles.priced(raw, cluster))
         if doubt := self.profiles.doubt(profile):
             self.progress.note(note(doubt))
-        return cluster, profile
+        return self.with_engine(cluster), profile
+
+    def with_engine(self, cluster: Cluster) -> Cluster:
+        """The cluster with what the engine takes on it; measured now if nothing speaks against the run."""
+        if not self.machine or not engine_costs.count(self.config):
+            return cluster
+        if not engine_costs.are_there(self.config):
+            self.stop()
+        return engine_costs.with_costs(self.config, cluster, self.folder, self.title, self.progress)
 
     def needs_machine(self, origin: Origin) -> bool:
         """A stored profile is simulated without knowing this machine, unless its times shall be this machine's."""

@@ -78,7 +78,7 @@ class LoweredSchedule:
         for node, op in enumerate(self.graph.ops):
             kind = op.kind
             if kind == "step" and op.part:
-                seconds[node] = self.costs.update_s(op.bytes) * self.factor(op)
+                seconds[node] = self.costs.chunk_s(op.stage, op.bytes) * self.factor(op)
             elif kind in COMPUTE:
                 task = "I" if kind == "B" and (op.stage, op.micro_batch) in split else kind
                 seconds[node] = self.costs.seconds[task][op.stage] * self.factor(op)
@@ -197,7 +197,9 @@ class LoweredSchedule:
         return 0 < self.cluster.cores < min(used, self.cluster.devices_per_node)
 
     def share_cores(self) -> None:
-        """Turns tasks and copies on CPU devices into flows of seconds of work through their node's cores."""
+        """Turns tasks and copies on CPU devices into flows of seconds of work through their node's cores. What passes
+        before a task needs none."""
+        host_s = self.cluster.engine_costs.host_s
         for queue, nodes in self.queues():
             node_of_cluster = self.cluster.node(queue.device * self.schedule.tensor)
             counterparts = self.schedule.counterparts(queue.device)
@@ -208,8 +210,9 @@ class LoweredSchedule:
                 self.work.alone[cores] = 1.0
             for node in nodes:
                 if node not in self.work.flows:
-                    self.work.flows[node] = Flow(self.work.seconds[node], 1.0, {cores: times})
-                    self.work.seconds[node] = 0.0
+                    before_s = host_s if self.graph.ops[node].kind in COMPUTE else 0.0
+                    self.work.flows[node] = Flow(self.work.seconds[node] - before_s, 1.0, {cores: times})
+                    self.work.seconds[node] = before_s
 
     def disturb(self, spread: float, seed: int) -> None:
         """Multiplies every duration by a factor drawn around 1."""

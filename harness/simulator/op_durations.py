@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from functools import cached_property
 
-from harness.core.cluster import Cluster
+from harness.core.cluster import Cluster, Held
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Op
@@ -24,7 +24,8 @@ class TaskCosts:
     """Seconds of tasks, by kind and stage.
 
     The optimizer reads gradients, and reads and writes weights and its own state, wherever that is kept between steps.
-    Tasks of a pipeline take the cluster's `task_s` beyond their layers' time. "B" is a whole backward pass. Where the
+    Tasks of a pipeline take the cluster's `task_s` beyond their layers' time, and all tasks what the engine takes on
+    this machine (`Cluster.engines`). "B" is a whole backward pass. Where the
     gradients of the weights are a task of their own ("W"), the gradients of the inputs ("I") take `input_share` of the
     whole, W the rest.
     """
@@ -40,12 +41,33 @@ class TaskCosts:
         inputs = [math.fsum(map(_inputs_s, self.profile.layers[stage.first : stage.last + 1])) for stage in stages]
         weights = [whole - part for whole, part in zip(backward, inputs, strict=True)]
         tasks = {"F": forward, "R": forward, "B": backward, "I": inputs, "W": weights}
-        beyond_s = self.cluster.task_s
-        found = {kind: [seconds + beyond_s for seconds in each] for kind, each in tasks.items()}
+        found = {
+            kind: [seconds + self.beyond_s(kind, stage) for stage, seconds in enumerate(each)]
+            for kind, each in tasks.items()
+        }
         return found | {"step": list(map(self._step_s, range(len(stages))))}
 
+    def beyond_s(self, kind: str, stage: int) -> float:
+        """Returns what the host takes for a task of a pipeline beyond its layers' time, what passes before it
+        included."""
+        costs = self.cluster.engine_costs
+        return self.cluster.task_s + costs.host_s + costs.of(kind).seconds(self.held[stage])
+
+    @cached_property
+    def held(self) -> list[Held]:
+        """What each stage holds."""
+        return [self.profile.held(stage.first, stage.last) for stage in self.plan.stages]
+
     def _step_s(self, stage: int) -> float:
-        return self.update_s(self.profile.parameter_bytes(self.plan.stages[stage].first, self.plan.stages[stage].last))
+        costs, own = self.cluster.engine_costs, self.plan.stages[stage]
+        host_s = costs.host_s + costs.of("step").seconds(self.held[stage])
+        return host_s + self.update_s(self.profile.parameter_bytes(own.first, own.last))
+
+    def chunk_s(self, stage: int, size: int) -> float:
+        """Returns the seconds of the optimizer on a chunk of `size` bytes of a stage's parameters."""
+        costs, held = self.cluster.engine_costs, self.held[stage]
+        one = costs.of("step")
+        return self.update_s(size) + costs.host_s + one.base_s + one.rest_s(held) * size / max(1, size, held.bytes)
 
     def update_s(self, size: int) -> float:
         """Returns seconds of the optimizer on `size` bytes of parameters: its kernels, and the bytes that they

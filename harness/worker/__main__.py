@@ -5,6 +5,7 @@
     count SAMPLES          count its work, without a run     profile.json
     check                  is profile.json of this model?
     machine KIND           measure this machine's devices    machine.json
+    engine                 measure the engine's own time     engine_costs.json
     calibrate DEVICES      time collectives among them       timings.json
 
 With `serve SOCKET` in place of both it forks a worker for each client (`harness.launch.fork_server`).
@@ -145,6 +146,7 @@ ACTIONS: dict[str, Callable[..., None]] = {
     "count": profile_tasks.count_model,
     "check": profile_tasks.compare_profile,
     "machine": profile_tasks.measure_machine,
+    "engine": profile_tasks.measure_engine,
     "calibrate": profile_tasks.calibrate_links,
 }
 

@@ -18,7 +18,7 @@ from harness.core import units
 from harness.core.memory_model import DTYPE_BYTES
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem
-from harness.core.run_files import MACHINE, PROFILE, TIMINGS
+from harness.core.run_files import ENGINE_COSTS, MACHINE, PROFILE, TIMINGS
 from harness.host import devices, machine, profile_cache
 from harness.interfaces import Model
 
@@ -125,6 +125,19 @@ def measure_machine(folder: Path, config: DictConfig, kind: str) -> None:
 
     choose_kernels(config.precision.tf32, config.precision.cudnn_benchmark)
     benchmark_machine.measure(kind, say).save(folder / MACHINE)
+
+
+def measure_engine(folder: Path, config: DictConfig) -> None:
+    """Measure what the run's engine takes beyond kernels and messages; writes `engine_costs.json`."""
+    say("loading torch")
+    import torch
+
+    from harness.launch import network
+    from harness.worker import measure_engine
+
+    torch.set_num_threads(1)
+    network.use(config.launch.interface)
+    measure_engine.measure(config, say).save(folder / ENGINE_COSTS)
 
 
 def calibrate_links(folder: Path, config: DictConfig, count: str) -> None:

@@ -108,3 +108,11 @@ def test_a_layer_is_kept_whole_where_products_stand_in_no_submodule() -> None:
     names = [product.name for product in profile.layers[0].products if product.weight_bytes]
     assert names == ["self_attn", "self_attn.out_proj", "linear1", "linear2"]
     assert all(item.whole for item in chain_from_profile(profile).matmuls)
+
+
+def test_matmuls_have_different_names_where_one_has_the_name_of_its_layer() -> None:
+    """A layer "1" of several with an own submodule "1": both names are those of modules."""
+    block = lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))  # noqa: E731
+    profile = count(Net(lambda: nn.Sequential(block(), block()), (8,)), SAMPLES, "float32")
+    names = [item.name for item in chain_from_profile(profile).matmuls]
+    assert names == ["0.0", "0.1", "1.0", "1.1"]

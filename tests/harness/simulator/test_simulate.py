@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.cluster import Cluster, Device, Link
+from harness.core.cluster import Cluster, Device, EngineCosts, Link, TaskCost
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip
 from harness.core.op import Op
@@ -144,6 +144,25 @@ def test_each_task_costs_what_the_host_needs_for_it():
         for task_s in (0.0, 0.25)
     )
     assert costly - plain == pytest.approx(6 * 0.25)
+
+
+def test_what_passes_before_a_task_is_not_its_own():
+    """A device is idle meanwhile, and its core is free: two tasks share one, what is before them does not."""
+    profile = chain([1], [2])
+    plan, schedule = pipeline(profile, 1, "never")
+    own = EngineCosts("gpipe", "sgd", (TaskCost("F", 0.25), TaskCost("B", 0.5)), host_s=0.125)
+    step = simulate(schedule, plan, profile, replace(cluster(1), engines=(own,)), MEMORY)
+    spans = {span.op: (span.start_s, span.end_s) for span in step.trace.spans}
+    assert spans["0F0"] == (0.125, 1.375)
+    assert spans["0B0"] == (1.5, 4.0)
+    assert step.figures["utilization"] == pytest.approx([3.75 / step.figures["step_time_s"]])
+    half = replace(cluster(1), engines=(own,), cores=0.5)
+    shared = simulate(schedule, plan, profile, half, MEMORY).trace.spans[0]
+    assert (shared.start_s, shared.end_s) == (0.125, 1.375)  # a device that has a core to itself
+
+    again = {str(span.op): span.end_s - span.start_s for span in step.trace.spans}
+    replayed = simulate(schedule, plan, profile, replace(cluster(1), engines=(own,)), MEMORY, durations=again)
+    assert replayed.trace.spans[0].start_s == 0  # a measured trace has it already
 
 
 def test_each_update_launches_its_kernels():
