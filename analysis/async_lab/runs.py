@@ -124,6 +124,7 @@ def _scheme(record: RunRecord) -> Scheme:
     parts = [versions]
     parts += ["prediction"] if corrections["prediction"] else []
     parts += ["error feedback"] if corrections["error_feedback"] else []
+    parts += [f"look-ahead {ahead:g}"] if (ahead := corrections.get("look_ahead")) else []
     parts += ["lr by delay"] if corrections["lr_steps"] else []
     name = optimizer["name"] + (f" {optimizer['beta1']:g}" if optimizer.get("beta1") else "")
     name += f" {optimizer['momentum']:g}" if optimizer.get("momentum") else ""

@@ -121,6 +121,12 @@ def _moments(config: DictConfig) -> list[Problem]:
             fixes.append({"optimizer.name": "nadam", "optimizer.nesterov": False})
         message = "is for optimizer.name=sgd with optimizer.momentum"
         found.append(Problem("optimizer.nesterov", True, message, tuple(fixes)))
+    if optimizer.momentum and optimizer.name != "sgd":
+        meant = optimizer.beta1 is None and 0 < optimizer.momentum < 1
+        fixes = [{"optimizer.beta1": optimizer.momentum, "optimizer.momentum": 0.0}] if meant else []
+        fixes.append({"optimizer.momentum": 0.0})
+        message = f"is of optimizer.name=sgd, {optimizer.name} has optimizer.beta1"
+        found.append(Problem("optimizer.momentum", optimizer.momentum, message, tuple(fixes)))
     beta1 = optimizer.beta1
     if beta1 is not None and not 0 <= beta1 < 1:
         found.append(Problem("optimizer.beta1", beta1, "must be from 0 to below 1", ({"optimizer.beta1": None},)))

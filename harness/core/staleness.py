@@ -51,6 +51,10 @@ class Corrections:
     error_feedback: bool = False
     """An update also makes up for the s updates that were made with older gradients: u + s (u - the one before). With
     s = 1 that is 2 u(t) - u(t-1), the error feedback of arXiv 2606.30634 as its abstract describes it."""
+    look_ahead: float = 0.0
+    """Nesterov's look-ahead for late gradients, with any optimizer: the update is u + look_ahead (u - the one before),
+    and W is the point ahead, where gradients are computed. With SGD and its own momentum for look_ahead that is torch's
+    nesterov=True. arXiv 2505.01099 has 0.99, with NAdam, which looks ahead by itself."""
     lr_steps: int = 0
     """The learning rate is divided by s ** (1 - t / lr_steps) in update t, for the first lr_steps updates (PipeMare,
     arXiv 1910.05124, section 3.1: T1); 0: never."""
@@ -58,7 +62,11 @@ class Corrections:
     @property
     def keeps_update(self) -> bool:
         """Whether the last update is kept, once more as much memory as the weights."""
-        return self.prediction or self.error_feedback
+        return self.prediction or self.error_feedback or self.look_ahead > 0
+
+    def repeated(self, delay: int) -> float:
+        """How much of the change from update to update is added once more, with gradients `delay` updates old."""
+        return self.look_ahead + delay * self.error_feedback if delay else 0.0
 
     def lr_factor(self, delay: int, number: int) -> float:
         """The factor of the learning rate of update `number`, counted from 0, with gradients `delay` updates old."""
@@ -69,8 +77,12 @@ class Corrections:
 def check(versions: str, default: str, corrections: Corrections) -> list[Problem]:
     """Values of `engine.versions` and `engine.corrections` that no run can have."""
     meant = PAPERS.get("".join(letter for letter in versions.lower() if letter.isalnum()), default)
-    found = one_of("engine.versions", versions, VERSIONS, meant)
-    return [*found, *at_least("engine.corrections.lr_steps", corrections.lr_steps, 0)]
+    found = [*one_of("engine.versions", versions, VERSIONS, meant)]
+    found += at_least("engine.corrections.lr_steps", corrections.lr_steps, 0)
+    key, ahead = "engine.corrections.look_ahead", corrections.look_ahead
+    if not 0 <= ahead < 1:
+        found.append(Problem(key, ahead, "must be at least 0 and below 1, as a momentum", ({key: 0.99},)))
+    return found
 
 
 @dataclass(frozen=True)

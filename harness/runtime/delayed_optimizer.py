@@ -43,8 +43,8 @@ class DelayedOptimizer:
         self.optimizer.step()
         for parameter, old in zip(updated, before, strict=True):
             update, state = parameter - old, self.optimizer.state[parameter]
-            if self.corrections.error_feedback and delay and LAST in state:
-                parameter.add_(update - state[LAST], alpha=delay)
+            if (repeated := self.corrections.repeated(delay)) and LAST in state:
+                parameter.add_(update - state[LAST], alpha=repeated)
             state[LAST] = update
 
     @torch.no_grad()

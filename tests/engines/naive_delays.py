@@ -129,10 +129,11 @@ def _update(
         optimizer.param_groups[0]["lr"] = spec.optimizer.lr * delay**-power
         optimizer.step()
     moved = {name: newest[name].detach() - old[name] for name in gradients}
-    if pipe.corrections.get("error_feedback"):
-        with torch.no_grad():
-            for name in moved.keys() & before.keys():
-                newest[name] += late[name] * (moved[name] - before[name])
+    feedback, ahead = pipe.corrections.get("error_feedback", False), pipe.corrections.get("look_ahead", 0)
+    with torch.no_grad():
+        for name in moved.keys() & before.keys():
+            if late[name]:
+                newest[name] += (late[name] * feedback + ahead) * (moved[name] - before[name])
     return before | moved
 
 

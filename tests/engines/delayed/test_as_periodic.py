@@ -36,7 +36,8 @@ CORRECTIONS = {
     "prediction": Corrections(prediction=True),
     "error feedback": Corrections(error_feedback=True),
     "learning rate": Corrections(lr_steps=20),
-    "all": Corrections(prediction=True, error_feedback=True, lr_steps=7),
+    "look-ahead": Corrections(look_ahead=0.9),
+    "all": Corrections(prediction=True, error_feedback=True, look_ahead=0.5, lr_steps=7),
 }
 
 
@@ -199,4 +200,4 @@ def test_versions_are_not_the_same_training() -> None:
         for corrections in CORRECTIONS.values():
             pipe = Pipeline(M, every, [2, 2, 1, 1], [4, 3, 2, 1], versions, corrections=asdict(corrections))
             found.append(naive_delays.train(model, SPEC, batches_of(model), pipe).losses[-1])
-    assert len(set(found)) == 1 + 4 + 5 + 5
+    assert len(set(found)) == 1 + 5 + 6 + 6

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from torch import nn
 
 from engines.delayed.engine import Config, DelayedEngine, build, check
 from engines.delayed.session import DelayedSession
@@ -19,6 +20,7 @@ from harness.core.model_profile import LayerProfile, ModelProfile, Tied
 from harness.core.plan import Mesh, Plan, Stage
 from harness.core.staleness import VERSIONS, Corrections
 from harness.interfaces import Batch, BatchShape, Engine, Model, OptimizerSpec, PlanRequest, SessionSpec
+from harness.runtime.delayed_optimizer import DelayedOptimizer
 from harness.runtime.training_state import intra_op_threads
 from planners.block_partition import even
 from tests.engines import contract, naive_delays, networks, zoo
@@ -31,7 +33,7 @@ MOMENTUM = OptimizerSpec("sgd", lr=0.05, momentum=0.9, weight_decay=0.01)
 ADAMW = OptimizerSpec("adamw", lr=0.01, weight_decay=0.01)
 SPEC = SessionSpec(("cpu",), MOMENTUM, "float64", seed=7)
 PROFILE = ModelProfile((LayerProfile("0"),))
-ALL = Corrections(prediction=True, error_feedback=True, lr_steps=7)
+ALL = Corrections(prediction=True, error_feedback=True, look_ahead=0.5, lr_steps=7)
 
 
 def plan(balance: Sequence[int], micro_batches: int) -> Plan:
@@ -148,6 +150,23 @@ def test_error_feedback_with_a_delay_of_one() -> None:
     assert float(weights["0.weight"]) == pytest.approx(w[-1], rel=1e-12)
 
 
+def test_a_look_ahead_is_nesterovs() -> None:
+    """With SGD and its own momentum that is torch's nesterov=True. A gradient of zero comes first: nothing has moved
+    before it. Without delay there is no look-ahead."""
+    momentum, draw = 0.9, torch.Generator().manual_seed(3)
+    for delay, nesterov in ((1, True), (5, True), (0, False)):
+        mine, theirs = (nn.Parameter(torch.ones(4, dtype=torch.float64)) for _ in range(2))
+        spec = OptimizerSpec("sgd", 0.1, momentum, weight_decay=0.01 if delay == 0 else 0.0)
+        optimizer = DelayedOptimizer({"w": mine}, spec, Corrections(look_ahead=momentum))
+        expected = torch.optim.SGD([theirs], 0.1, momentum, weight_decay=spec.weight_decay, nesterov=nesterov)
+        for number in range(8):
+            gradient = torch.randn(4, generator=draw, dtype=torch.float64) * bool(number)
+            mine.grad, theirs.grad = gradient, gradient.clone()
+            optimizer.step(delay, number)
+            expected.step()
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=0 if delay == 0 else 1e-15)
+
+
 def test_learning_rates_by_delay() -> None:
     """lr / s^(1 - t/K) for the first K updates, then lr."""
     corrections = Corrections(lr_steps=4)
@@ -254,6 +273,9 @@ def test_values_that_no_run_can_have() -> None:
         ("engine.stages", ["engine.stages=1"]),
         ("engine.update_every", ["engine.update_every=1"]),
     ]
+    for ahead in (-0.1, 1.0, float("nan")):
+        [problem] = check(Config(corrections=Corrections(look_ahead=ahead)))
+        assert row(problem)[0::2] == ("engine.corrections.look_ahead", ["engine.corrections.look_ahead=0.99"])
     for counts in ([1, 2], [0, 1, 1], []):
         [problem] = check(Config(stages=3, in_flight=counts))
         assert row(problem) == ("engine.in_flight", counts, ["engine.in_flight=null"])

@@ -191,6 +191,7 @@ def test_versions_that_do_not_exist() -> None:
         (Config(versions="none"), 1, 2),
         (Config(versions="stash"), 4, 2),
         (Config(corrections=Corrections(error_feedback=True)), 2, 3),
+        (Config(corrections=Corrections(look_ahead=0.9)), 2, 3),
         (Config(versions="stash", corrections=Corrections(prediction=True)), 5, 3),
     ],
 )

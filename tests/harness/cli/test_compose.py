@@ -178,6 +178,16 @@ def test_one_mistake(override: str, key: str, value: Any, fixes: list[str]) -> N
     assert rows(problems(override)) == [(key, value, fixes)]
 
 
+def test_momentum_is_sgds() -> None:
+    """Others have a decay of their mean in its place."""
+    adam, muon = ["optimizer.momentum=0.9", "optimizer.name=adam"], ["optimizer.name=muon", "optimizer.beta1=0.9"]
+    assert rows(problems(*adam)) == [
+        ("optimizer.momentum", 0.9, ["optimizer.beta1=0.9 optimizer.momentum=0.0", "optimizer.momentum=0.0"])
+    ]
+    assert rows(problems(*muon, "optimizer.momentum=0.9")) == [("optimizer.momentum", 0.9, ["optimizer.momentum=0.0"])]
+    assert problems(*muon) == []
+
+
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
