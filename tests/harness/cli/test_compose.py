@@ -182,10 +182,10 @@ def test_momentum_is_sgds() -> None:
     """Others have a decay of their mean in its place."""
     adam, muon = ["optimizer.momentum=0.9", "optimizer.name=adam"], ["optimizer.name=muon", "optimizer.beta1=0.9"]
     assert rows(problems(*adam)) == [
-        ("optimizer.momentum", 0.9, ["optimizer.beta1=0.9 optimizer.momentum=0.0", "optimizer.momentum=0.0"])
+        ("optimizer.momentum", 0.9, ["optimizer.beta1=0.9 optimizer.momentum=0", "optimizer.momentum=0"])
     ]
-    assert rows(problems(*muon, "optimizer.momentum=0.9")) == [("optimizer.momentum", 0.9, ["optimizer.momentum=0.0"])]
-    assert problems(*muon) == []
+    assert rows(problems(*muon, "optimizer.momentum=0.9")) == [("optimizer.momentum", 0.9, ["optimizer.momentum=0"])]
+    compose(muon)
 
 
 @pytest.mark.parametrize(
