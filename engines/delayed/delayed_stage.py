@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from harness.core.staleness import Corrections
 from harness.interfaces import SessionSpec
-from harness.runtime.delayed_optimizer import DelayedOptimizer, predicted
+from harness.runtime.delayed_optimizer import DelayedOptimizer, NewestWeights, predicted
 from harness.runtime.stage_module import StageModule
-from harness.runtime.training_state import load_optimizer_state, newest_state, optimizer_state, optimizer_tensors
+from harness.runtime.training_state import optimizer_tensors
 
 
-class DelayedStage:
+class DelayedStage(NewestWeights):
     """Layers that compute (`module`), their newest weights (`own`), and older ones: `history[k]` after k updates, each
     with the update that made it if micro-batches predict from them."""
 
@@ -61,12 +61,9 @@ class DelayedStage:
         state = optimizer_tensors([self.optimizer.optimizer])
         return [*self.module.parameters(), *self.module.buffers(), *self.own.values(), *state, *older]
 
-    def state(self) -> dict[str, Tensor]:
-        """The state dict of the newest weights."""
-        return newest_state(self.module, self.own)
-
-    def optimizer_state(self) -> dict[str, Any]:
-        return optimizer_state(self.own, [self.optimizer.optimizer])
+    @property
+    def newest_module(self) -> StageModule:
+        return self.module
 
     def older_state(self) -> dict[int, list[list[Tensor | None]]]:
         """The older weights, on the CPU."""
@@ -84,13 +81,9 @@ class DelayedStage:
                 for (weight, update), device in zip(kept, devices, strict=True)
             ]
 
-    @torch.no_grad()
     def load(self, model: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
-        """The inverse of `state` and `optimizer_state`, from those of the whole model; older weights are forgotten."""
-        self.module.load_state_dict({name: model[name] for name in self.module.state_dict()})
-        for own, parameter in zip(self.own.values(), self.module.parameters(), strict=True):
-            own.copy_(parameter)
-        load_optimizer_state(self.own, [self.optimizer.optimizer], optimizer)
+        """As in every stage; older weights are forgotten."""
+        super().load(model, optimizer)
         self.holds, self.history = None, {}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +12,12 @@ from torch import Tensor, nn
 from engines.periodic.weight_versions import CopyPlan
 from harness.core.staleness import Corrections
 from harness.interfaces import SessionSpec
-from harness.runtime.delayed_optimizer import DelayedOptimizer
+from harness.runtime.delayed_optimizer import DelayedOptimizer, NewestWeights
 from harness.runtime.stage_module import StageModule
-from harness.runtime.training_state import load_optimizer_state, newest_state, optimizer_state, optimizer_tensors
+from harness.runtime.training_state import optimizer_tensors
 
 
-class VersionedStage:
+class VersionedStage(NewestWeights):
     """The layers once or several times, on `device`, where `module` is already: same buffers (running statistics), own
     parameters. Used by one queue, or between steps.
 
@@ -98,21 +97,9 @@ class VersionedStage:
         yield from self.copies[0].buffers()
         yield from optimizer_tensors([self.optimizer.optimizer])
 
-    def state(self) -> dict[str, Tensor]:
-        """The state dict of the newest version."""
-        return newest_state(self.copies[self.newest], self.own)
-
-    def optimizer_state(self) -> dict[str, Any]:
-        return optimizer_state(self.own, [self.optimizer.optimizer])
-
-    def load(self, model: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
-        """The inverse of `state` and `optimizer_state`, from those of the whole model."""
-        module = self.copies[self.newest]
-        module.load_state_dict({name: model[name] for name in module.state_dict()})
-        with torch.no_grad():
-            for own, parameter in zip(self.own.values(), module.parameters(), strict=True):
-                own.copy_(parameter)
-        load_optimizer_state(self.own, [self.optimizer.optimizer], optimizer)
+    @property
+    def newest_module(self) -> StageModule:
+        return self.copies[self.newest]
 
     def _predict(self, update: int) -> None:
         """After so many updates of the step: write what later micro-batches predict from these weights."""

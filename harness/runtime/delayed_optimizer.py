@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from harness.core.staleness import Corrections
 from harness.interfaces import OptimizerSpec
-from harness.runtime.training_state import make_optimizer
+from harness.runtime.stage_module import StageModule
+from harness.runtime.training_state import load_optimizer_state, make_optimizer, newest_state, optimizer_state
 
 LAST = "last_update"
 """The key of the last update in the optimizer's state of a parameter: so it is saved and loaded with it."""
@@ -59,12 +61,32 @@ class DelayedOptimizer:
         return state[parameter].get(LAST) if parameter in state else None
 
 
-class NewestWeights(Protocol):
-    """A stage that knows its newest weights."""
+class NewestWeights(ABC):
+    """A stage whose newest weights are the optimizer's (`own`), whatever its layers compute with."""
 
-    def state(self) -> dict[str, Tensor]: ...
+    own: dict[str, nn.Parameter]
+    optimizer: DelayedOptimizer
 
-    def optimizer_state(self) -> dict[str, Any]: ...
+    @property
+    @abstractmethod
+    def newest_module(self) -> StageModule:
+        """The layers whose buffers, and weights without an own one, are the newest."""
+
+    def state(self) -> dict[str, Tensor]:
+        """The state dict of the newest weights."""
+        return newest_state(self.newest_module, self.own)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        return optimizer_state(self.own, [self.optimizer.optimizer])
+
+    @torch.no_grad()
+    def load(self, model: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
+        """The inverse of `state` and `optimizer_state`, from those of the whole model."""
+        module = self.newest_module
+        module.load_state_dict({name: model[name] for name in module.state_dict()})
+        for own, parameter in zip(self.own.values(), module.parameters(), strict=True):
+            own.copy_(parameter)
+        load_optimizer_state(self.own, [self.optimizer.optimizer], optimizer)
 
 
 def whole_state(stages: Sequence[NewestWeights], names: Sequence[str]) -> dict[str, Any]:
