@@ -121,8 +121,9 @@ class DelayedEngine(Engine):
         late, every, m = self._late(plan), self.update_every(plan), plan.micro_batches
         if not any(late):
             return []
-        message = f"makes {m // every} updates a step, of {every} of its {m} micro-batches each, with gradients "
-        message += f"{staleness.described(late)}; other engines make one"
+        message = f"has gradients {staleness.described(late)}; those of other engines are not late"
+        if m > every:
+            message += f", and they make one update a step, not {m // every}, of {every} micro-batches each"
         most = max(self.config.flights())
         if self.config.versions == "2bw" and every + 1 < most:
             message += f". A pipeline with {most} micro-batches in flight needs more of them for an update"

@@ -319,6 +319,7 @@ def test_it_says_how_late_gradients_are(keys: dict[str, object], late: list[int]
     [note] = mine.notes(chosen, PROFILE, Cluster(), named("sgd_fp32"))
     said = "one update old" if set(late) == {1} else f"{late} updates old".replace(", ", ",")
     assert said in note.message and note.key == "engine.versions"
+    assert ("they make one update a step, not" in note.message) is (mine.update_every(chosen) < 12)
     model = networks.tokens()
     with mine.session(model, chosen, SPEC) as session:
         assert isinstance(session, DelayedSession)

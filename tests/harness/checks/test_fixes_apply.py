@@ -163,6 +163,7 @@ CASES = {
         "optimizer.nesterov=true",
         "optimizer.nesterov=true optimizer.name=adamw",
         "optimizer.beta1=0.99",
+        "engine=delayed model=mlp mesh.pipeline=2",
         "optimizer.momentum=0.9 optimizer.name=adam",
         "optimizer.beta1=1 optimizer.name=nadam",
         "engine=ddp mesh.data=2 optimizer.name=nadam optimizer.fused=true",
