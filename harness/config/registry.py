@@ -130,6 +130,12 @@ def is_scheme(engine: str) -> bool:
     return getattr(schemas().get(("engine", engine)), "scheme", True)
 
 
+def defaults(group: str, name: str) -> DictConfig:
+    """Return the part of the configuration of a plug-in as it is by default."""
+    found: DictConfig = OmegaConf.structured(schemas()[group, name])
+    return found
+
+
 def build(group: str, node: DictConfig, *extra: Any) -> Any:
     """Build the plug-in `node.name` from its part of the configuration: what its `build(config, *extra)` returns.
 

@@ -94,19 +94,21 @@ class CallTimes:
 
 
 class Held(NamedTuple):
-    """Of a stage: layers that have weights, these weights, and their bytes."""
+    """Of a stage: layers that have weights, these weights, their bytes, and batch norms."""
 
     layers: float
     weights: float
     bytes: float
+    norms: float
 
 
 @dataclass(frozen=True)
 class TaskCost:
-    """What the host takes for an op of a `kind` ("F", "B", "step") beyond its kernels.
+    """What the host takes for an op of a `kind` ("F", "B", "R", "W", "step") beyond its kernels, or for
+    each call of a "collective".
 
-    `base_s` for each op, `layer_s` for each layer of its stage that has weights, `weight_s` for each weight, and
-    `byte_s` for each byte of these.
+    `base_s` for each op, `layer_s` for each layer of its stage that has weights, `weight_s` for each weight, `byte_s`
+    for each byte of these, and `norm_s` for each batch norm, whose sums an engine may have to exchange.
     """
 
     kind: str
@@ -114,9 +116,10 @@ class TaskCost:
     layer_s: float = 0.0
     weight_s: float = 0.0
     byte_s: float = 0.0
+    norm_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("base_s", "layer_s", "weight_s", "byte_s"):
+        for name in ("base_s", "layer_s", "weight_s", "byte_s", "norm_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(
                     f"{name} of {self.kind} is {getattr(self, name)}, must be a finite number of at least 0"
@@ -128,7 +131,14 @@ class TaskCost:
 
     def rest_s(self, held: Held) -> float:
         """Returns the part of `seconds` that depends on what the stage holds."""
-        return self.layer_s * held.layers + self.weight_s * held.weights + self.byte_s * held.bytes
+        costs = (self.layer_s, self.weight_s, self.byte_s, self.norm_s)
+        return sum(cost * count for cost, count in zip(costs, held, strict=True))
+
+    @property
+    def half(self) -> TaskCost:
+        """That of half of a task, of which what depends on the stage is half as much."""
+        rest = (self.layer_s, self.weight_s, self.byte_s, self.norm_s)
+        return TaskCost(self.kind, self.base_s, *(cost / 2 for cost in rest))
 
 
 @dataclass(frozen=True)
@@ -136,20 +146,25 @@ class EngineCosts(Document):
     """What an engine takes on this machine's CPU devices beyond kernels and messages: its Python, and the interpreter's
     lock where devices are threads (`harness.worker.measure_engine`).
 
-    `optimizer` is the one that the engine was measured with. `host_s` passes before each task of a device.
+    `optimizer` says with which one it was measured. `host_s` passes before each task of a device, `step_s` once more
+    before its first one; its core is free meanwhile. `slowed` is by how much other programs slowed the measurement
+    down. `why` says why nothing is known, where that is so.
     """
 
     engine: str
     optimizer: str
     ops: tuple[TaskCost, ...] = ()
     host_s: float = 0.0
+    step_s: float = 0.0
+    slowed: float = 1.0
+    why: str = ""
 
     def of(self, kind: str) -> TaskCost:
-        """Returns the cost of an op. A recomputation is a forward pass, a half of a backward pass half of one."""
+        """Returns the cost of an op. A recomputation that was not measured is a forward pass, a half of a backward pass
+        `TaskCost.half`."""
         known = {one.kind: one for one in self.ops}
         if kind in ("I", "W") and kind not in known and "B" in known:
-            whole = known["B"]
-            return TaskCost(kind, whole.base_s, whole.layer_s / 2, whole.weight_s / 2, whole.byte_s / 2)
+            return known["B"].half
         return known.get(kind) or known.get({"R": "F"}.get(kind, ""), TaskCost(kind))
 
 

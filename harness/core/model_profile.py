@@ -37,7 +37,8 @@ class Product:
     * A matmul whose rows do not depend on the samples, as one of two weights, is of kind "once": it runs once for the
       whole micro-batch, and `rows_per_sample` are all its rows.
 
-    `name` is the path of the submodule in the layer that has the weight, or else the role ("scores"). `weight_bytes`
+    `name` is the path of the submodule in the layer that has the weight ("": the layer itself), or else the role
+    ("scores"). `weight_bytes`
     are the bytes of that parameter, whatever the matmul casts it to; 0 without one. `image` is the shape of a
     convolution's input for a sample, (input channels, *sides); it is () for a transposed one, for one that takes
     several images of a sample, and where it is unknown.
@@ -115,10 +116,10 @@ class LayerProfile:
     earlier layer keeps already: see `harness.measure.count_model`). `working_bytes` is what its backward pass needs at
     once beyond that, and beyond the gradients of what leaves and enters it. `recomputed_flops` are those of the
     forward pass that its backward pass repeats. `param_bytes` are those of all the layer's parameters, `weights` is
-    their number (0 in older profiles), `tied` lists those that other layers share; so do `buffer_bytes` and
-    `shared_buffers`. The FLOPs of `products` add up to `flops` (`harness.measure.matmul_finder`). `reads` has what each
-    of them reads, then what the layer's output shows (`harness.measure.column_flow`); () where nobody knows: an older
-    profile, images, several tensors. `input_share` is
+    their number, `norms` that of its batch norms (both 0 in older profiles). `tied` lists parameters that other layers
+    share; so do `buffer_bytes` and `shared_buffers`. The FLOPs of `products` add up to `flops`
+    (`harness.measure.matmul_finder`). `reads` has what each of them reads, then what the layer's output shows
+    (`harness.measure.column_flow`); () where nobody knows: an older profile, images, several tensors. `input_share` is
     the part of a backward pass for the gradients of the inputs, where passes come in halves.
     """
 
@@ -131,6 +132,7 @@ class LayerProfile:
     kernels: int = 1
     param_bytes: int = 0
     weights: int = 0
+    norms: int = 0
     buffer_bytes: int = 0
     output_bytes: int = 0
     saved_bytes: int = 0
@@ -314,11 +316,10 @@ class ModelProfile(Document):
         return sum(layer.param_bytes for layer in held) - _repeated(one for layer in held for one in layer.tied)
 
     def held(self, first: int, last: int) -> Held:
-        """Returns the layers `first`..`last` that have weights, these weights, and their bytes; tied ones count
-        once in bytes alone."""
+        """Returns what the layers `first`..`last` hold; tied weights count once in bytes alone."""
         layers = self.layers[first : last + 1]
-        count = sum(bool(one.param_bytes) for one in layers)
-        return Held(count, sum(one.weights for one in layers), self.parameter_bytes(first, last))
+        count, weights = sum(bool(one.param_bytes) for one in layers), sum(one.weights for one in layers)
+        return Held(count, weights, self.parameter_bytes(first, last), sum(one.norms for one in layers))
 
     def buffer_bytes_of(self, layers: Iterable[int]) -> int:
         """Returns the bytes of the buffers of these layers, by index; one that several share counts once."""

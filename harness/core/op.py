@@ -67,6 +67,11 @@ class Op:
         )
 
     @property
+    def calls(self) -> int:
+        """How many calls a collective stands for."""
+        return max(1, len(self.buffers))
+
+    @property
     def forward(self) -> bool:
         """True for a forward task and for a message of activations, not gradients."""
         if self.peer is None or self.kind not in ("copy", "recv", "send"):

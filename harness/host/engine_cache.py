@@ -4,32 +4,43 @@ measurement: a file for each engine and optimizer."""
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
+import platform
 import re
 import warnings
 from pathlib import Path
 
 from harness.core.cluster import EngineCosts
-from harness.host import devices, profile_cache
+from harness.host import profile_cache
 
-MEASURING = ("worker/measure_engine.py", "host/malloc.py", "nn", "runtime")
+MEASURING = (
+    "worker/measure_engine.py",
+    "planning/draft.py",
+    "simulator",
+    "schedule",
+    "launch/forked_ranks.py",
+    "launch/process_group.py",
+    "nn",
+    "runtime",
+    *profile_cache.MEASURING,
+)
 """Modules and packages of harness/ whose edits make a measurement out of date, next to the engine's own."""
 
 
-def path(engine: str, source: Path, optimizer: str) -> Path:
-    """Returns the path of the costs of an engine, whose module or package is `source`, with an optimizer."""
+def path(engine: str, source: Path, optimizer: str, machine: str) -> Path:
+    """Returns the path of the costs of an engine, whose module or package is `source`, with an optimizer, relative to a
+    measurement of this machine."""
     harness = Path(__file__).parents[1]
     files = [file for place in (source, *(harness / name for name in MEASURING)) for file in _files(place)]
-    cpu = devices.detect("cpu").name
     key = {
-        "cpu": cpu,
-        "cores": devices.cores(),
-        "torch": importlib.metadata.version("torch"),
+        "machine": machine,
+        "engine": engine,
+        "optimizer": optimizer,
+        "python": platform.python_version(),
         "sources": [hashlib.sha256(file.read_bytes()).hexdigest() for file in files],
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{cpu} {engine} {optimizer}")
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{engine} {optimizer}")
     return profile_cache.folder().parent / "machines" / f"{name}-{digest}.json"
 
 

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.capture import AS_IT_IS, unsplit
 from harness.capture.layers import Whole
@@ -204,6 +205,7 @@ def _layer(
         kernels=work.kernels,
         param_bytes=sum(map(tensor_bytes, layer.parameters())),
         weights=len(list(layer.parameters())),
+        norms=sum(isinstance(module, _BatchNorm) for module in layer.modules()),
         buffer_bytes=sum(map(tensor_bytes, layer.buffers())),
         output_bytes=sum(map(tensor_bytes, tensors(task.output))),
         saved_bytes=saved_bytes,

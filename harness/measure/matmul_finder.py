@@ -117,8 +117,8 @@ class Products:
         return [self._of_weight("embedding", self.weights.find(table), rows, vocabulary, width, 1)]
 
     def _of_weight(self, kind: str, weight: Weight | None, rows: int, in_: int, out: int, heads: int) -> Product:
-        path, size = (weight.path, weight.bytes) if weight else ("", 0)
-        return self._by_sample(Product(path or kind, kind, rows, in_, out, size, heads))
+        path, size = (weight.path, weight.bytes) if weight else (kind, 0)
+        return self._by_sample(Product(path, kind, rows, in_, out, size, heads))
 
     def _of_activations(self, name: str, batch: int, rows: int, in_: int, out: int) -> Product:
         heads, rest = divmod(batch, self._samples)

@@ -86,6 +86,12 @@ def draft(config: DictConfig, engine: Engine, planner: Planner, profile: ModelPr
         raise CannotRun([error.problem]) from error
 
 
+def optimizer_kind(config: DictConfig) -> str:
+    """What of the optimizer's keys decides how long its steps take: "sgd momentum fused"."""
+    keys = config.optimizer
+    return " ".join([keys.name, *(key for key in ("momentum", "nesterov", "fused") if keys[key])])
+
+
 def used_by(engine: Engine, cluster: Cluster) -> Cluster:
     """The cluster as an engine uses it: devices that are threads of one process call no library to communicate, and
     messages of MPI are not gloo's."""
@@ -110,7 +116,7 @@ def locked(engine: Engine, cluster: Cluster, profile: ModelProfile, devices: int
 
 def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster) -> Layout:
     """Plan, without simulating. Raises `NoPlan` where there is none, `CannotRun` where the engine refuses it."""
-    cluster = used_by(engine, cluster).used_with(config.engine.name, config.optimizer.name)
+    cluster = used_by(engine, cluster).used_with(config.engine.name, optimizer_kind(config))
     wanted = mesh(config, engine, profile, cluster)
     cluster = locked(engine, cluster, profile, wanted.size)
     model = memory_model(config, engine, wanted, profile)

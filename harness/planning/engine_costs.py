@@ -1,11 +1,11 @@
 """What the engine of a run takes on this machine beyond kernels and messages: measured once, then cached.
 
-Only where that counts: a run on this machine's CPU devices whose layers take time. `harness.worker.measure_engine` says
-how it is measured.
+Only where layer times are measured, too: on this machine's CPU devices. `harness.worker.measure_engine` says how.
 """
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,53 +13,89 @@ from omegaconf import DictConfig
 
 from harness.config import registry
 from harness.core.cluster import Cluster, EngineCosts
-from harness.core.problem import Problem, note
-from harness.core.run_files import ENGINE_COSTS, ERROR
-from harness.host import devices, engine_cache, profile_cache
+from harness.core.model_profile import ModelProfile
+from harness.core.problem import CannotRun, Problem, note
+from harness.core.run_files import ENGINE_COSTS, ERROR, FLIGHT_RECORDER, MACHINE
+from harness.host import devices, engine_cache, machine, profile_cache, run_queue
+from harness.host.machine import Machine
 from harness.launch import supervisor
 from harness.launch.supervisor import WorkerFailed
+from harness.planning.draft import optimizer_kind
 from harness.report.progress import Progress
 
 
-def count(config: DictConfig) -> bool:
-    """Whether they are part of a prediction: where devices are this machine's CPUs, and layers take time."""
-    if config.cluster.name != "local" or config.costs == "none" or config.trace or config.mode == "profile":
+def count(config: DictConfig, profile: ModelProfile) -> bool:
+    """Whether they are part of a prediction: where devices are this machine's CPUs whose layer times were measured, and
+    the user gives no cost of a task."""
+    cluster = config.cluster
+    if cluster.name != "local" or cluster.task_s or config.mode == "profile" or profile.times != "measured":
         return False
-    return devices.detect(config.cluster.device).kind == "cpu"
+    return devices.detect(cluster.device).kind == "cpu"
 
 
-def with_costs(config: DictConfig, cluster: Cluster, folder: Path, title: str, progress: Progress) -> Cluster:
-    """Returns the cluster with what its engine takes. Where that cannot be measured a note says so, and it is left
-    out."""
+def with_costs(
+    config: DictConfig,
+    cluster: Cluster,
+    profile: ModelProfile,
+    here: Machine,
+    folder: Path,
+    title: str,
+    progress: Progress,
+) -> Cluster:
+    """Returns the cluster with what its engine takes `here`. Where that is not known, or not well, a note says so."""
+    if profile.parameter_bytes() and not any(layer.weights for layer in profile.layers):
+        message = (
+            f"does not say how many weights layers have: engine={config.engine.name} is predicted without its own time"
+        )
+        progress.note(note(Problem("profile", config.profile, message, hint="mode=profile makes one that does")))
+        return cluster
     place = _place(config)
     costs = engine_cache.load(place) if profile_cache.exists(place, config.remeasure) else None
-    if costs is None:
-        progress.phase("measuring", f"once: what engine={config.engine.name} takes beyond its layers")
-        costs = _measured(config, folder, title, progress)
-    return replace(cluster, engines=(costs,)) if costs else cluster
-
-
-def are_there(config: DictConfig) -> bool:
-    """Whether no worker is needed."""
-    return profile_cache.exists(_place(config), config.remeasure)
+    if costs is None or _is_disturbed(place, costs):
+        again = "again, as the machine was busy the last time" if costs else "once"
+        progress.phase("measuring", f"{again}: what engine={config.engine.name} takes beyond its layers")
+        if costs:
+            profile_cache.mark_repeated(place)
+        costs = _measured(config, here, folder, title)
+        engine_cache.store(place, costs)
+    if doubt := _doubt(costs):
+        progress.note(note(doubt))
+    return replace(cluster, engines=(costs,))
 
 
 def _place(config: DictConfig) -> Path:
+    name = config.engine.name
     source = registry.source("engine", config.engine)
-    return engine_cache.path(config.engine.name, source, config.optimizer.name)
+    return engine_cache.path(name, source, optimizer_kind(config), machine.path(devices.detect("cpu")).stem)
 
 
-def _measured(config: DictConfig, folder: Path, title: str, progress: Progress) -> EngineCosts | None:
+def _is_disturbed(place: Path, costs: EngineCosts) -> bool:
+    """Whether other programs kept the machine busy when they were measured, by an earlier process, and do not now. Each
+    is measured again once."""
+    made_now = profile_cache.exists(place, remeasure=True)
+    busy = costs.slowed >= run_queue.BUSY and not made_now
+    return busy and not profile_cache.is_repeated(place) and run_queue.quiet()
+
+
+def _doubt(costs: EngineCosts) -> Problem | None:
+    if costs.why:
+        message = f"is predicted without what it takes beyond its layers, which was not measured: {costs.why}"
+        return Problem("engine", costs.engine, message, hint="remeasure=true tries again")
+    if costs.slowed < run_queue.BUSY:
+        return None
+    message = f"has costs that were measured on a busy machine, {costs.slowed:.2f} times as slow as a quiet one"
+    return Problem("engine", costs.engine, message, hint="remeasure=true, while nothing else runs")
+
+
+def _measured(config: DictConfig, here: Machine, folder: Path, title: str) -> EngineCosts:
+    here.save(folder / MACHINE)
     try:
         supervisor.run_worker(folder, title, config.launch.timeout_s, "engine")
-    except WorkerFailed as error:
-        (folder / ERROR).unlink(missing_ok=True)
-        message = (
-            f"is predicted without what it takes beyond its layers, which was not measured: {error.outcome.reason}"
-        )
-        progress.note(note(Problem("engine", config.engine.name, message)))
-        return None
-    costs = EngineCosts.load(folder / ENGINE_COSTS)
-    (folder / ENGINE_COSTS).unlink()
-    engine_cache.store(_place(config), costs)
-    return costs
+        return EngineCosts.load(folder / ENGINE_COSTS)
+    except (WorkerFailed, CannotRun) as error:
+        why = error.outcome.reason if isinstance(error, WorkerFailed) else " ".join(str(error).split())
+        return EngineCosts(config.engine.name, optimizer_kind(config), why=why)
+    finally:
+        for name in (MACHINE, ENGINE_COSTS, ERROR):
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / FLIGHT_RECORDER, ignore_errors=True)

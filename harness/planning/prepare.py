@@ -130,6 +130,7 @@ class _Preparation:
             config, engine.capabilities, profile, cluster.devices, self.model_given
         )
         self.compare()
+        cluster = self.with_engine(cluster, profile)
         mesh = planning_draft.mesh(config, engine, profile, cluster)
         self.progress.phase("planning", f"{config.planner.name}, {mesh.size} of {cluster.devices} devices")
         resumed = planner is not configured  # the plan is there, and with it what was chosen
@@ -164,6 +165,7 @@ class _Preparation:
             self.problems += profile_match.stored(self.config, profile, self.model_given)
         self.compare()
         self.stop()
+        cluster = self.with_engine(cluster, profile)
         return Ground(cluster, profile, self.values, self.profiles.found)
 
     def collect(self, build: Callable[[], T]) -> T | None:
@@ -221,15 +223,14 @@ class _Preparation:
         profile = self.needed(lambda: self.profiles.priced(raw, cluster))
         if doubt := self.profiles.doubt(profile):
             self.progress.note(note(doubt))
-        return self.with_engine(cluster), profile
+        return cluster, profile
 
-    def with_engine(self, cluster: Cluster) -> Cluster:
-        """The cluster with what the engine takes on it; measured now if nothing speaks against the run."""
-        if not self.machine or not engine_costs.count(self.config):
+    def with_engine(self, cluster: Cluster, profile: ModelProfile) -> Cluster:
+        """The cluster with what the engine takes on it, which is measured now if nothing speaks against the run."""
+        if self.problems or not self.machine or not engine_costs.count(self.config, profile):
             return cluster
-        if not engine_costs.are_there(self.config):
-            self.stop()
-        return engine_costs.with_costs(self.config, cluster, self.folder, self.title, self.progress)
+        config, folder = self.config, self.folder
+        return engine_costs.with_costs(config, cluster, profile, self.machine, folder, self.title, self.progress)
 
     def needs_machine(self, origin: Origin) -> bool:
         """A stored profile is simulated without knowing this machine, unless its times shall be this machine's."""

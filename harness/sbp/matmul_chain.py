@@ -316,6 +316,7 @@ def _output_elements(product: Product, samples: int) -> int:
 
 
 def matmul_name(layer: LayerProfile, product: Product) -> str:
-    """Returns the name of the module that has the weight: the layer's own for its only one."""
-    only = product.name == layer.name and sum(bool(one.weight_bytes) for one in layer.products) < 2
-    return layer.name if only or product.name in (product.kind, "") else f"{layer.name}.{product.name}"
+    """Returns the name of the module that has the weight. A layer's only one has the layer's name; stored profiles may
+    call it by its kind."""
+    only = sum(bool(one.weight_bytes) for one in layer.products) < 2 and product.name in (layer.name, product.kind)
+    return layer.name if only or not product.name else f"{layer.name}.{product.name}"

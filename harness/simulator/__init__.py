@@ -107,20 +107,12 @@ def _executed(
     done = Execution(lowered.work, lowered.graph.ops).run()
     if min(done.end_s) < 0:
         raise Deadlock("the schedule cannot continue:\n" + "\n".join(lowered.stuck(done.end_s)))
-    host_s = lowered.cluster.engine_costs.host_s
-    if host_s and lowered.durations is None:
-        begin_late(lowered, done, host_s)
+    for node, before_s in lowered.before_s.items():
+        done.start_s[node] += before_s  # until then its device is idle
     schedule = lowered.schedule
     filled = peaks(lowered.graph, done.start_s, done.end_s, schedule, plan, profile, memory)
     figures = _figures(lowered, done, plan) | {"peak_memory_bytes": [peak.bytes for peak in filled]}
     return Simulation(schedule, lowered.graph.queues, done.start_s, done.end_s, figures, filled)
-
-
-def begin_late(lowered: LoweredSchedule, done: Execution, host_s: float) -> None:
-    """Has tasks begin when the host has passed what it takes before each: until then their devices are idle."""
-    for node, op in enumerate(lowered.graph.ops):
-        if op.kind in COMPUTE:
-            done.start_s[node] += host_s
 
 
 def lower(

@@ -35,6 +35,7 @@ class LoweredSchedule:
         self.graph: Graph = build_graph(schedule, self.blocking)
         count = len(self.graph.before)
         self.work = Work([0.0] * count, [0] * count, [[] for _ in range(count)])
+        self.before_s: dict[int, float] = {}
         self.resources: dict[Resource, int] = {}
         self.order()
         self.price()
@@ -87,11 +88,32 @@ class LoweredSchedule:
             elif copy_direction(op)[0]:
                 seconds[node] = self.costs.bucket_s(op.bytes)
             elif kind == "collective":
-                self.take(node, self.exposed(op, routes.collective(op, self.members[node])))
+                self.take(node, self.called(op, self.exposed(op, routes.collective(op, self.members[node]))))
             elif kind != "recv":
                 self.take(node, routes.message(op))
+        self.wait_for_the_host()
         if self.blocking:
             self.block()
+
+    def wait_for_the_host(self) -> None:
+        """Notes what passes before each task, which is part of its seconds; before a device's first one there is what
+        passes once in a step, too."""
+        costs = self.cluster.engine_costs
+        if not (costs.host_s or costs.step_s):
+            return
+        devices = self.schedule.devices
+        for node, op in enumerate(self.graph.ops):
+            if op.kind not in COMPUTE:
+                continue
+            begins = op.kind == "F" and op.micro_batch == 0 and devices.index(devices[op.stage]) == op.stage
+            more_s = costs.step_s * self.factor(op) if begins else 0.0
+            self.work.seconds[node] += more_s
+            self.before_s[node] = costs.host_s * self.factor(op) + more_s
+
+    def called(self, op: Op, route: Route) -> Route:
+        """The route with what the engine takes for its calls."""
+        call_s = self.cluster.engine_costs.of("collective").base_s
+        return replace(route, seconds=route.seconds + call_s * op.calls) if call_s else route
 
     def factor(self, op: Op) -> float:
         """Returns how many times as long the tasks of an op's device take as those of the others."""
@@ -199,7 +221,6 @@ class LoweredSchedule:
     def share_cores(self) -> None:
         """Turns tasks and copies on CPU devices into flows of seconds of work through their node's cores. What passes
         before a task needs none."""
-        host_s = self.cluster.engine_costs.host_s
         for queue, nodes in self.queues():
             node_of_cluster = self.cluster.node(queue.device * self.schedule.tensor)
             counterparts = self.schedule.counterparts(queue.device)
@@ -210,7 +231,7 @@ class LoweredSchedule:
                 self.work.alone[cores] = 1.0
             for node in nodes:
                 if node not in self.work.flows:
-                    before_s = host_s if self.graph.ops[node].kind in COMPUTE else 0.0
+                    before_s = self.before_s.get(node, 0.0)
                     self.work.flows[node] = Flow(self.work.seconds[node] - before_s, 1.0, {cores: times})
                     self.work.seconds[node] = before_s
 
@@ -218,6 +239,8 @@ class LoweredSchedule:
         """Multiplies every duration by a factor drawn around 1."""
         for node, factor in enumerate(disturbances(self.graph, spread, seed)):
             self.work.seconds[node] *= factor
+            if node in self.before_s:
+                self.before_s[node] *= factor
             if node in self.work.flows:
                 flow = self.work.flows[node]
                 self.work.flows[node] = replace(flow, amount=flow.amount * factor)

@@ -5,7 +5,7 @@
     count SAMPLES          count its work, without a run     profile.json
     check                  is profile.json of this model?
     machine KIND           measure this machine's devices    machine.json
-    engine                 measure the engine's own time     engine_costs.json
+    engine                 measure its own time, as machine.json says how fast this machine is    engine_costs.json
     calibrate DEVICES      time collectives among them       timings.json
 
 With `serve SOCKET` in place of both it forks a worker for each client (`harness.launch.fork_server`).

@@ -11,11 +11,11 @@ layers and weights, the wake-up of a process. CPU devices only: the host of a GP
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -28,26 +28,38 @@ from harness.config.cluster_config import ClusterConfig
 from harness.core.cluster import Cluster, EngineCosts, Held, TaskCost
 from harness.core.model_profile import ModelProfile
 from harness.core.op import COMPUTE
-from harness.core.problem import CannotRun
+from harness.core.problem import CannotRun, ProblemError
 from harness.core.trace import Trace
-from harness.host import machine
+from harness.host.machine import Machine
 from harness.interfaces import Batch, Engine, OptimizerSpec, Planner, Session, SessionSpec
 from harness.launch import forked_ranks
+from harness.launch.process_group import is_first_rank
 from harness.measure import profile_model
+from harness.measure.reference_work import Pace
 from harness.planning import draft as planning_draft
-from harness.planning.draft import Draft
+from harness.planning.draft import Draft, optimizer_kind
+from harness.schedule import Schedule
 from harness.schedule.step_parts import parts_s
 
-CHAINS = ((4, 1, 16), (12, 1, 16), (4, 6, 16), (4, 1, 384))
-"""Layers of a chain, matmuls of each layer, with two weights each, and their width."""
-DEVICES = 2
-SAMPLES, MICRO_BATCHES = 2, 4
-"""Samples of a micro-batch, and micro-batches of a step on each replica."""
+SHORT, LONG, OF_MANY_WEIGHTS, OF_LARGE_WEIGHTS, OF_NORMS = (
+    (4, 1, 16),
+    (12, 1, 16),
+    (4, 6, 16),
+    (4, 1, 384),
+    (4, 1, 16, 4),
+)
+"""Layers of a chain, matmuls of each layer, with two weights each, their width, and batch norms after them."""
+CHAINS = ((SHORT, 2), (LONG, 8), (OF_MANY_WEIGHTS, 4), (OF_LARGE_WEIGHTS, 4), (OF_NORMS, 4))
+"""Chains, and micro-batches of a step on each replica."""
+DEVICES, SAMPLES = 2, 2
+"""Devices, and samples of a micro-batch."""
 WARM_UP, STEPS = 4, 12
-QUICK = 0.25
-"""Of the steps the quickest count: this quantile of their times. Others use the machine, too."""
+QUICK = 0.5
+"""Of the steps this share counts, the quickest ones: others use the machine, too."""
 SMALLEST_S = 1e-6
 """Shorter ops count as one of this time."""
+UNIT_S = 1e-3
+"""The time with which it is tried how much a step takes longer."""
 REPEATS = 3
 """Rounds of the profile of a chain."""
 ROUNDS = 6
@@ -56,21 +68,22 @@ Say = Callable[[str], None]
 
 
 class TinyChain:
-    """A model of `depth` equal layers, each of so many matmuls, which compute next to nothing."""
+    """A model of `depth` equal layers, each of so many matmuls and batch norms, which compute next to nothing."""
 
     name, task = "chain", "classification"
 
-    def __init__(self, depth: int, matmuls: int, width: int) -> None:
-        self.depth, self.matmuls, self.width = depth, matmuls, width
+    def __init__(self, depth: int, matmuls: int, width: int, norms: int = 0) -> None:
+        self.depth, self.matmuls, self.width, self.norms = depth, matmuls, width, norms
         self.input_shape: tuple[int, ...] = (width,)
         self.classes = width
 
     def layers(self) -> nn.Sequential:
         """The layers, freshly initialized."""
-        width = self.width
-        return nn.Sequential(
-            *(nn.Sequential(*(nn.Linear(width, width) for _ in range(self.matmuls))) for _ in range(self.depth))
-        )
+        return nn.Sequential(*(self._layer() for _ in range(self.depth)))
+
+    def _layer(self) -> nn.Sequential:
+        matmuls = [nn.Linear(self.width, self.width) for _ in range(self.matmuls)]
+        return nn.Sequential(*matmuls, *(nn.BatchNorm1d(self.width) for _ in range(self.norms)))
 
     def sample(self, n: int) -> Batch:
         """Random vectors and classes."""
@@ -82,84 +95,94 @@ class TinyChain:
 
 
 class Seen(NamedTuple):
-    """A chain that was trained: what was planned, and the median over its devices of what ops of each kind took."""
+    """A chain that was trained: what was planned, and means over its devices and quicker steps: seconds of a step, of
+    an op of each kind (a call of a collective), and of those in which the host kept a device waiting. `slowed` is by
+    how much other programs slowed it down."""
 
     draft: Draft
+    step_s: float
     took_s: dict[str, float]
     host_s: float
+    slowed: float = 1.0
 
 
-def measure(config: DictConfig, say: Say = lambda text: None) -> EngineCosts:
-    """Measure the engine that `config` names, as its defaults are, with the run's optimizer.
-
-    Returns costs without ops where it cannot train such chains here."""
-    chosen = _config(config)
-    nothing = EngineCosts(config.engine.name, config.optimizer.name)
-    engine: Engine = registry.build("engine", chosen.engine)
+def measure(config: DictConfig, here: Machine, say: Say = lambda text: None) -> EngineCosts:
+    """Measure the engine that `config` names, as its defaults are, with the run's optimizer, on a machine whose speed
+    is known. Where it cannot train such chains the result says why."""
+    name, optimizer = config.engine.name, optimizer_kind(config)
     try:
-        seen = [_seen(chosen, engine, TinyChain(*chain), say) for chain in CHAINS]
-    except CannotRun as error:
-        say(f"engine={config.engine.name} does not train a small chain here: {error}")
-        return nothing
-    return fitted(chosen, engine, seen)
+        engine: Engine = registry.build("engine", registry.defaults("engine", name))
+        chosen = [_config(config, count) for _, count in CHAINS]
+        seen = [
+            _seen(own, engine, TinyChain(*chain), here, say) for own, (chain, _) in zip(chosen, CHAINS, strict=True)
+        ]
+        return fitted(config, engine, seen)
+    except (CannotRun, ProblemError) as error:
+        return EngineCosts(
+            name, optimizer, why=f"it cannot train a small chain of layers: {' '.join(str(error).split())}"
+        )
 
 
-def _config(config: DictConfig) -> DictConfig:
+def _config(config: DictConfig, micro_batches: int) -> DictConfig:
     """The run's configuration, for a small chain and the engine's defaults."""
     name = config.engine.name
     planners = getattr(registry.schemas()["engine", name], "PLANNERS", ("balance",))
     own = {
         "mode": "run",
-        "engine": _defaults("engine", name),
-        "planner": _defaults("planner", planners[0]),
+        "engine": registry.defaults("engine", name),
+        "planner": registry.defaults("planner", planners[0]),
         "mesh": dict.fromkeys(config.mesh),
         "memory": "auto",
         "optimizer": config.optimizer,
         "precision": {**config.precision, "dtype": "float32", "autocast": None},
-        "batch": {**config.batch, "micro_batches": MICRO_BATCHES},
+        "batch": {**config.batch, "micro_batches": micro_batches},
         "cluster": OmegaConf.structured(ClusterConfig(name="local", device="cpu", devices=DEVICES)),
     }
     return OmegaConf.create(own)
 
 
-def _defaults(group: str, name: str) -> Any:
-    return OmegaConf.structured(registry.schemas()[group, name])
-
-
-def _seen(config: DictConfig, engine: Engine, model: TinyChain, say: Say) -> Seen:
+def _seen(config: DictConfig, engine: Engine, model: TinyChain, here: Machine, say: Say) -> Seen:
     """Train a chain, and look at the trace."""
     say(f"training {model.depth} layers of {model.matmuls} matmuls with engine={config.engine.name}")
     threads = not engine.capabilities.multi_process
-    quiet_s = machine.reference_s("cpu")
-    profile = profile_model.measure(model, SAMPLES, "float32", "cpu", REPEATS, reference_s=quiet_s, twice=threads)
-    draft = _draft(config, engine, profile, _cluster(config))
+    profile = profile_model.measure(
+        model, SAMPLES, "float32", "cpu", REPEATS, reference_s=here.reference_s, twice=threads
+    )
+    draft = _draft(config, engine, profile, cluster_config.build(cluster_config.from_group(config.cluster), here))
     names = ("cpu",) * DEVICES
     opened = engine.session(model, draft.plan, SessionSpec(names, OptimizerSpec(**config.optimizer)))
-    step_s, trace = _trained(engine, opened, draft, model, names)
-    return _looked_at(draft, step_s, trace)
-
-
-def _cluster(config: DictConfig) -> Cluster:
-    return cluster_config.build(cluster_config.from_group(config.cluster), machine.stored("cpu"))
+    pace = Pace(here.reference_s)
+    before = pace.look()
+    step_s, trace = _trained(engine, opened, draft, model, names, say)
+    return _looked_at(draft, step_s, trace)._replace(slowed=max(profile.slowed, min(before, pace.look())))
 
 
 def _draft(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: Cluster) -> Draft:
     config = config.copy()
     wanted = planning_draft.mesh(config, engine, profile, cluster)
-    config.batch.size = SAMPLES * MICRO_BATCHES * wanted.data
+    config.batch.size = SAMPLES * config.batch.micro_batches * wanted.data
     planner: Planner = registry.build("planner", config.planner)
     return planning_draft.draft(config, engine, planner, profile, cluster)
 
 
 def _trained(
-    engine: Engine, opened: AbstractContextManager[Session], draft: Draft, model: TinyChain, names: Sequence[str]
+    engine: Engine,
+    opened: AbstractContextManager[Session],
+    draft: Draft,
+    model: TinyChain,
+    names: Sequence[str],
+    say: Say,
 ) -> tuple[list[float], Trace]:
     """The seconds of the steps, and their trace."""
     torch.manual_seed(0)
     batch = model.sample(draft.samples)
 
     def train(session: Session) -> tuple[list[float], Trace]:
-        taken_s = [session.step(batch).step_time_s for _ in range(WARM_UP + STEPS)]
+        taken_s = []
+        for number in range(WARM_UP + STEPS):
+            taken_s.append(session.step(batch).step_time_s)
+            if is_first_rank():
+                say(f"step {number + 1} of {WARM_UP + STEPS}: {taken_s[-1]:.4f} s")
         return taken_s[WARM_UP:], session.trace()
 
     if engine.capabilities.multi_process:
@@ -170,32 +193,32 @@ def _trained(
 
 
 def _looked_at(draft: Draft, step_s: Sequence[float], trace: Trace) -> Seen:
-    """What the ops of a run took in its quicker steps; without a trace all that a step took longer is the host's."""
+    """What a run took in its quicker steps; without a trace that is the seconds of a step alone."""
+    quick = sorted(range(len(step_s)), key=step_s.__getitem__)[: max(1, int(QUICK * len(step_s)))]
+    mean_s = statistics.mean(step_s[number] for number in quick)
     if not trace.spans:
-        longer_s = _quick(step_s) - draft.simulation.figures["step_time_s"]
-        return Seen(draft, {}, max(0.0, longer_s) / _tasks(draft))
-    kept = range(max(0, len(trace.steps) - STEPS), len(trace.steps))
-    steps = [trace.only(number) for number in kept]
-    took = [took_s(one) for one in steps]
-    kinds = {kind for one in took for kind in one}
+        return Seen(draft, mean_s, {}, 0.0)
+    first = len(trace.steps) - len(step_s)
+    steps = [trace.only(first + number) for number in quick]
+    took = [took_s(one, draft.schedule) for one in steps]
     parts = [found for one in steps if (found := parts_s(one, draft.schedule))]
-    host_s = _quick([one["host"] for one in parts])
-    return Seen(
-        draft, {kind: _quick([one[kind] for one in took if kind in one]) for kind in kinds}, host_s / _tasks(draft)
-    )
+    mean = {
+        kind: statistics.mean(one[kind] for one in took if kind in one) for kind in {k for one in took for k in one}
+    }
+    return Seen(draft, mean_s, mean, statistics.mean(one["host"] for one in parts))
 
 
-def _quick(seconds: Sequence[float]) -> float:
-    return sorted(seconds)[int(QUICK * len(seconds))]
-
-
-def took_s(step: Trace) -> dict[str, float]:
-    """The mean time of the ops of each kind in a step: tasks, the optimizer, and calls of collectives."""
-    found: dict[str, list[float]] = defaultdict(list)
+def took_s(step: Trace, schedule: Schedule) -> dict[str, float]:
+    """The mean time of the ops of each kind in a step: tasks, the optimizer, and each call of collectives."""
+    calls = {str(op): op.calls for queue in schedule.queues for op in queue.ops if op.kind == "collective"}
+    seconds: dict[str, float] = defaultdict(float)
+    count: Counter[str] = Counter()
     for span in step.spans:
-        if span.queue == "compute" and span.parsed.kind in COMPUTE:
-            found[span.parsed.kind].append(span.end_s - span.start_s)
-    return {kind: statistics.mean(seconds) for kind, seconds in found.items()}
+        kind = span.parsed.kind
+        if kind == "collective" or (span.queue == "compute" and kind in COMPUTE):
+            seconds[kind] += span.end_s - span.start_s
+            count[kind] += calls.get(span.op, 1)
+    return {kind: total / count[kind] for kind, total in seconds.items()}
 
 
 def _tasks(draft: Draft) -> float:
@@ -205,29 +228,41 @@ def _tasks(draft: Draft) -> float:
 
 
 def fitted(config: DictConfig, engine: Engine, seen: Sequence[Seen]) -> EngineCosts:
-    """Costs with which the simulated ops take as long as they did.
+    """Costs with which the simulated ops take as long as they did; where there is no trace, the simulated steps.
 
-    What an op takes longer is shared among itself, its layers and its weights by least squares of the relative errors.
+    What an op takes longer is shared among itself and what its stage holds, by least squares of the relative errors.
     Devices that share cores make each other's costs longer, so they are corrected by simulations with them.
     """
     kinds = sorted({kind for one in seen for kind in one.took_s})
-    host_s = statistics.median(one.host_s for one in seen)
+    costs = EngineCosts(config.engine.name, optimizer_kind(config), slowed=max(one.slowed for one in seen))
+    if not kinds:
+        return _of_steps(config, engine, seen, costs)
     wanted = {kind: [one.took_s.get(kind, 0.0) for one in seen] for kind in kinds}
-    extra = {
-        kind: [
-            max(0.0, took - took_s(one.draft.simulation.trace).get(kind, 0.0))
-            for one, took in zip(seen, wanted[kind], strict=True)
-        ]
-        for kind in kinds
-    }
-    costs = EngineCosts(config.engine.name, config.optimizer.name, _shared(extra, wanted, seen), host_s)
-    for _ in range(ROUNDS):
-        found = [took_s(_again(config, engine, one.draft, costs).simulation.trace) for one in seen]
+    extra: dict[str, list[float]] = {kind: [0.0] * len(seen) for kind in kinds}
+    host_s, step_s = nnls([[_tasks(one.draft), 1.0] for one in seen], [one.host_s for one in seen])[0]
+    costs = replace(costs, host_s=float(host_s), step_s=float(step_s))
+    for number in range(ROUNDS):
+        again = [_again(config, engine, one.draft, costs) for one in seen]
+        found = [took_s(one.simulation.trace, one.schedule) for one in again]
         for kind in kinds:
             rest = [took - one.get(kind, 0.0) for one, took in zip(found, wanted[kind], strict=True)]
-            extra[kind] = [max(0.0, before + more / 2) for before, more in zip(extra[kind], rest, strict=True)]
+            share = 0.5 if number else 1.0
+            extra[kind] = [max(0.0, before + share * more) for before, more in zip(extra[kind], rest, strict=True)]
         costs = replace(costs, ops=_shared(extra, wanted, seen))
     return costs
+
+
+def _of_steps(config: DictConfig, engine: Engine, seen: Sequence[Seen], costs: EngineCosts) -> EngineCosts:
+    """What the host takes for each task and for each step, so that simulated steps take as long as the real ones."""
+    plain = [one.draft.simulation.figures["step_time_s"] for one in seen]
+    units = (replace(costs, host_s=UNIT_S), replace(costs, step_s=UNIT_S))
+    rows = [
+        [(_again(config, engine, one.draft, unit).simulation.figures["step_time_s"] - alone) / UNIT_S for unit in units]
+        for one, alone in zip(seen, plain, strict=True)
+    ]
+    longer_s = [max(0.0, one.step_s - alone) for one, alone in zip(seen, plain, strict=True)]
+    host_s, step_s = nnls(rows, longer_s)[0]
+    return replace(costs, host_s=float(host_s), step_s=float(step_s))
 
 
 def _again(config: DictConfig, engine: Engine, draft: Draft, costs: EngineCosts) -> Draft:
@@ -246,6 +281,7 @@ def _shared(
     for kind, seconds in extra.items():
         scale = [1 / max(one, SMALLEST_S) for one in took[kind]]
         left = [[value * by for value in row] for row, by in zip(rows, scale, strict=True)]
+        left = [row[:1] for row in left] if kind == "collective" else left
         costs = nnls(left, [one * by for one, by in zip(seconds, scale, strict=True)])[0]
         found.append(TaskCost(kind, *map(float, costs)))
     return tuple(found)

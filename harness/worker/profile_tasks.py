@@ -20,6 +20,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem
 from harness.core.run_files import ENGINE_COSTS, MACHINE, PROFILE, TIMINGS
 from harness.host import devices, machine, profile_cache
+from harness.host.machine import Machine
 from harness.interfaces import Model
 
 if TYPE_CHECKING:
@@ -128,16 +129,17 @@ def measure_machine(folder: Path, config: DictConfig, kind: str) -> None:
 
 
 def measure_engine(folder: Path, config: DictConfig) -> None:
-    """Measure what the run's engine takes beyond kernels and messages; writes `engine_costs.json`."""
+    """Measure what the run's engine takes beyond kernels and messages on the machine of `machine.json`; writes
+    `engine_costs.json`."""
     say("loading torch")
     import torch
 
-    from harness.launch import network
+    from harness.runtime import collectives
     from harness.worker import measure_engine
 
     torch.set_num_threads(1)
-    network.use(config.launch.interface)
-    measure_engine.measure(config, say).save(folder / ENGINE_COSTS)
+    collectives.outlast(config.launch.timeout_s)
+    measure_engine.measure(config, Machine.load(folder / MACHINE), say).save(folder / ENGINE_COSTS)
 
 
 def calibrate_links(folder: Path, config: DictConfig, count: str) -> None:

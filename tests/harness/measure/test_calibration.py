@@ -14,6 +14,7 @@ from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import RunRecord
 from harness.host import devices
+from harness.launch import fork_server
 from harness.measure import calibration
 from harness.measure.calibration_result import Calibration
 from harness.run import runner
@@ -119,6 +120,8 @@ def test_no_engine_and_no_planner_has_a_say() -> None:
 
 
 @pytest.mark.usefixtures("at_length")
-def test_a_rank_that_is_killed_ends_it(tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of a worker that is not forked from a server are known by its command."""
+    monkeypatch.delenv(fork_server.VARIABLE, raising=False)
     record = disturbed(tmp_path, lambda found: os.kill(found[-1], signal.SIGKILL))
     assert record.status == "error" and "rank 1 was killed (signal 9), not by the kernel" in record.reason

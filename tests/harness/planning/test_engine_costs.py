@@ -6,7 +6,9 @@ import io
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,22 @@ from rich.console import Console
 from harness.cli.compose import compose
 from harness.config import registry
 from harness.core.cluster import Cluster, EngineCosts, TaskCost
-from harness.core.run_files import ENGINE_COSTS, ERROR
-from harness.host import devices, engine_cache
+from harness.core.model_profile import LayerProfile, LayerTimes, ModelProfile
+from harness.core.problem import Problem, refuse
+from harness.core.run_files import ENGINE_COSTS, ERROR, FLIGHT_RECORDER
+from harness.core.run_files import MACHINE as MACHINE_FILE
+from harness.host import devices, engine_cache, profile_cache, run_queue
 from harness.host.devices import DetectedDevices
+from harness.host.machine import Machine
 from harness.launch import supervisor
 from harness.launch.supervisor import Outcome, WorkerFailed
 from harness.planning import engine_costs
 from harness.report.progress import Progress
+from tests.support.known_machine import MACHINE
 
 FLAT = ["cluster=flat", "cluster.devices=2", "cluster.memory_gb=1", "cluster.bandwidth_gb_s=1"]
 COSTS = EngineCosts("ddp", "sgd", (TaskCost("F", 1e-3, 1e-4, 1e-5, 1e-9),), 2e-4)
+PROFILE = ModelProfile((LayerProfile("l", 1.0, 2.0, param_bytes=8, weights=1),), "unet", times="measured")
 
 
 @pytest.fixture
@@ -34,11 +42,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "machines"
 
 
-def measured(folder: Path, *typed: str) -> tuple[Cluster, str]:
+def measured(folder: Path, *typed: str, profile: ModelProfile = PROFILE) -> tuple[Cluster, str]:
     """The cluster, and what is printed."""
     screen = io.StringIO()
-    config = compose(["engine=ddp", *typed])
-    found = engine_costs.with_costs(config, Cluster(), folder, "ddp", Progress(Console(file=screen, width=200)))
+    config, progress = compose(["engine=ddp", *typed]), Progress(Console(file=screen, width=300))
+    found = engine_costs.with_costs(config, Cluster(), profile, MACHINE, folder, "ddp", progress)
     return found, screen.getvalue()
 
 
@@ -47,6 +55,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, action: Callable[[Path], None]) -> l
     calls = []
 
     def run(folder: Path, title: str, timeout_s: float | None, *words: str, **more: Any) -> None:
+        assert Machine.load(folder / MACHINE_FILE) == MACHINE
         calls.extend(words)
         action(folder)
 
@@ -54,64 +63,111 @@ def worker(monkeypatch: pytest.MonkeyPatch, action: Callable[[Path], None]) -> l
     return calls
 
 
-@pytest.mark.parametrize("typed", [FLAT, ["costs=none"], ["mode=profile"]], ids=["described", "costs=none", "profile"])
+@pytest.mark.parametrize(
+    "typed", [FLAT, ["cluster.task_s=0.001"], ["mode=profile"]], ids=["described", "given by the user", "profile"]
+)
 def test_where_no_prediction_needs_them(typed: list[str]) -> None:
-    assert not engine_costs.count(compose(typed))
+    assert not engine_costs.count(compose(typed), PROFILE)
+
+
+@pytest.mark.parametrize("times", ["analytic", "none", "scaled", "as given"])
+def test_layer_times_of_elsewhere(times: LayerTimes) -> None:
+    """Costs of this machine do not mix with times that are not."""
+    assert not engine_costs.count(compose(["cluster.device=cpu"]), replace(PROFILE, times=times))
 
 
 @pytest.mark.parametrize("mode", ["run", "plan", "simulate", "tune"])
 def test_where_a_prediction_needs_them(mode: str) -> None:
-    assert engine_costs.count(compose([f"mode={mode}", "cluster.device=cpu"]))
+    assert engine_costs.count(compose([f"mode={mode}", "cluster.device=cpu"]), PROFILE)
 
 
 def test_the_host_of_a_gpu_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "detect", lambda wanted="auto": DetectedDevices("cuda", "GPU", 2, 10**9))
-    assert not engine_costs.count(compose([]))
+    assert not engine_costs.count(compose([]), PROFILE)
 
 
 def test_they_are_measured_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each optimizer, as far as it matters how long its steps take."""
     calls = worker(monkeypatch, lambda folder: COSTS.save(folder / ENGINE_COSTS))
     for _ in range(2):
-        found, printed = measured(tmp_path)
+        found, printed = measured(tmp_path, "optimizer.lr=0.5")
         assert found.engines == (COSTS,)
+        measured(tmp_path)
     assert calls == ["engine"]
     assert "once: what engine=ddp takes" not in printed
-    assert not (tmp_path / ENGINE_COSTS).exists()
-    measured(tmp_path, "optimizer.name=adam")
-    assert calls == ["engine"] * 2
-    assert len(list(cache.iterdir())) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    for number, keys in enumerate((["optimizer.name=adam"], ["optimizer.momentum=0.9"], ["remeasure=true"])):
+        measured(tmp_path, *keys)
+        assert len(calls) == 2 + min(number, 1)  # what this process has measured is new enough
+    assert len(list(cache.iterdir())) == 3
 
 
 def test_a_run_goes_on_without_them(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not tried again and again: a hang would take minutes of each run."""
+
     def fails(folder: Path) -> None:
         (folder / ERROR).write_text("{}")
+        (folder / FLIGHT_RECORDER).mkdir()
         raise WorkerFailed(Outcome("error", "the worker was killed"))
 
-    worker(monkeypatch, fails)
-    found, printed = measured(tmp_path)
-    assert found == Cluster()
-    assert "note: engine ddp   is predicted without what it takes beyond its layers" in printed
-    assert "the worker was killed" in printed
-    assert not (tmp_path / ERROR).exists()
-    assert not cache.exists()
+    calls = worker(monkeypatch, fails)
+    for _ in range(2):
+        found, printed = measured(tmp_path)
+        assert found.used_with("ddp", "sgd").engine_costs.of("F") == TaskCost("F")
+        assert "note: engine ddp   is predicted without what it takes beyond its layers" in printed
+        assert "the worker was killed" in printed and "remeasure=true tries again" in printed
+        assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    assert len(calls) == 1
+
+
+def test_a_refusal_of_the_measurement_is_none_of_the_run(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker(monkeypatch, lambda folder: refuse([Problem("model", "chain", "is no model of the user's")]))
+    assert "is no model of the user's" in measured(tmp_path)[1]
+
+
+def test_a_busy_machine(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said; and measured again once, by a later process that finds the machine quiet."""
+    slowed = [1.5, 1.4, 1.3]
+    calls = worker(monkeypatch, lambda folder: replace(COSTS, slowed=slowed.pop(0)).save(folder / ENGINE_COSTS))
+    monkeypatch.setattr(run_queue, "quiet", lambda: True)
+    for count in (1, 1):
+        assert "measured on a busy machine, 1.50 times as slow" in measured(tmp_path)[1]
+        assert len(calls) == count
+    monkeypatch.setattr(profile_cache, "BEGUN_S", time.time() + 60)
+    for _ in range(2):
+        found, printed = measured(tmp_path)
+        assert found.engines[0].slowed == 1.4 and len(calls) == 2
+    assert "1.40 times as slow" in printed
+
+
+def test_profiles_that_do_not_count_weights(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = worker(monkeypatch, lambda folder: COSTS.save(folder / ENGINE_COSTS))
+    older = ModelProfile((LayerProfile("l", 1.0, 2.0, param_bytes=8),), "unet", times="measured")
+    found, printed = measured(tmp_path, profile=older)
+    assert (found, calls) == (Cluster(), [])
+    assert "does not say how many weights layers have" in printed
 
 
 def test_an_edit_of_an_engine_makes_them_out_of_date(tmp_path: Path, cache: Path) -> None:
     source = tmp_path / "engine"
     source.mkdir()
     (source / "engine.py").write_text("pass")
-    before = engine_cache.path("mine", source, "sgd")
-    assert engine_cache.path("mine", source, "sgd") == before
+    before = engine_cache.path("mine", source, "sgd", "here")
+    assert engine_cache.path("mine", source, "sgd", "here") == before
     (source / "session.py").write_text("pass")
-    assert engine_cache.path("mine", source, "sgd") != before
+    assert engine_cache.path("mine", source, "sgd", "here") != before
     assert before.parent == cache
+    assert engine_cache.path("mine", source, "sgd", "elsewhere") != engine_cache.path("mine", source, "sgd", "here")
+    assert engine_cache.path("mine", source, "sgd fused", "here") != engine_cache.path("mine", source, "sgd", "here")
 
 
 def test_a_damaged_file_is_measured_again(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = worker(monkeypatch, lambda folder: COSTS.save(folder / ENGINE_COSTS))
     measured(tmp_path)
     (file,) = cache.iterdir()
-    file.write_text(file.read_text().replace("ddp", "dd", 1)[:-40])
+    file.write_text(file.read_text()[:-40])
     with pytest.warns(UserWarning, match="the cache is damaged, this is measured again"):
         assert measured(tmp_path)[0].engines == (COSTS,)
     assert len(calls) == 2

@@ -110,9 +110,25 @@ def test_a_layer_is_kept_whole_where_products_stand_in_no_submodule() -> None:
     assert all(item.whole for item in chain_from_profile(profile).matmuls)
 
 
-def test_matmuls_have_different_names_where_one_has_the_name_of_its_layer() -> None:
-    """A layer "1" of several with an own submodule "1": both names are those of modules."""
-    block = lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))  # noqa: E731
-    profile = count(Net(lambda: nn.Sequential(block(), block()), (8,)), SAMPLES, "float32")
+class Named(nn.Module):
+    """Its submodules are called as kinds of matmuls are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.linear(x))
+
+
+def test_matmuls_have_the_names_of_their_modules() -> None:
+    """Also where one is called as its layer is, or as a kind of matmul."""
+    layers = lambda: nn.Sequential(  # noqa: E731
+        nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), nn.Sequential(nn.ReLU(), nn.Linear(8, 8)),
+        Named(),
+    )  # fmt: skip
+    profile = count(Net(layers, (8,)), SAMPLES, "float32")
     names = [item.name for item in chain_from_profile(profile).matmuls]
-    assert names == ["0.0", "0.1", "1.0", "1.1"]
+    assert names == ["0", "1.0", "1.1", "2.1", "3.linear", "3.out"]
+    for name in names:
+        assert isinstance(layers().get_submodule(name), nn.Linear)

@@ -34,21 +34,26 @@ COSTS = EngineCosts(
     "gpipe",
     "sgd",
     (
-        TaskCost("F", 0.5, 0.25, 0.125, 2**-6),
+        TaskCost("F", 0.5, 0.25, 0.125, 2**-6, 8.0),
         TaskCost("B", 1.0, 0.5, 0.25, 2**-5),
         TaskCost("step", 2.0, 0.0, 1.0),
     ),
     host_s=4.0,
 )
-HELD = (replace(LAYERS[0], param_bytes=64, weights=2), LAYERS[1], replace(LAYERS[2], param_bytes=32, weights=1))
+HELD = (
+    replace(LAYERS[0], param_bytes=64, weights=2, norms=1),
+    LAYERS[1],
+    replace(LAYERS[2], param_bytes=32, weights=1),
+)
 
 
 def test_an_engine_takes_its_own_time() -> None:
-    """Stage 0 holds one layer with two weights of 64 bytes, stage 1 one with one of 32. A recomputation is a forward
-    pass; a half of a backward pass has half of what depends on the stage, and all of the rest."""
+    """Stage 0 holds one layer with two weights of 64 bytes and a batch norm, stage 1 one with one of 32. A
+    recomputation is a forward pass; a half of a backward pass has half of what depends on the stage, and all of the
+    rest."""
     cluster = Cluster(devices_per_node=2, engines=(COSTS,))
     found = TaskCosts(PLAN, ModelProfile(HELD), cluster, MemoryModel()).seconds
-    forward = [4 + 0.5 + 0.25 + 0.25 + 1, 4 + 0.5 + 0.25 + 0.125 + 0.5]
+    forward = [4 + 0.5 + 0.25 + 0.25 + 1 + 8, 4 + 0.5 + 0.25 + 0.125 + 0.5]
     assert found["F"] == found["R"] == [2 + forward[0], 2 + forward[1]]
     assert found["B"] == [6 + 4 + 1 + 0.5 + 0.5 + 2, 6 + 4 + 1 + 0.5 + 0.25 + 1]
     assert found["I"] == [3 + 4 + 1 + 0.25 + 0.25 + 1, 1.5 + 4 + 1 + 0.25 + 0.125 + 0.5]

@@ -9,7 +9,7 @@ from harness.core.cluster import Cluster, Device, EngineCosts, Link, TaskCost
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip
 from harness.core.op import Op
-from harness.core.plan import Plan, Stage
+from harness.core.plan import Mesh, Plan, Stage
 from harness.schedule import QueueOps, Schedule
 from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.builders.myelin import myelin, split_into_chunks
@@ -147,22 +147,60 @@ def test_each_task_costs_what_the_host_needs_for_it():
 
 
 def test_what_passes_before_a_task_is_not_its_own():
-    """A device is idle meanwhile, and its core is free: two tasks share one, what is before them does not."""
+    """A device is idle meanwhile. Before its first task there is what passes once in a step."""
     profile = chain([1], [2])
     plan, schedule = pipeline(profile, 1, "never")
-    own = EngineCosts("gpipe", "sgd", (TaskCost("F", 0.25), TaskCost("B", 0.5)), host_s=0.125)
+    own = EngineCosts("gpipe", "sgd", (TaskCost("F", 0.25), TaskCost("B", 0.5)), host_s=0.125, step_s=1.0)
     step = simulate(schedule, plan, profile, replace(cluster(1), engines=(own,)), MEMORY)
     spans = {span.op: (span.start_s, span.end_s) for span in step.trace.spans}
-    assert spans["0F0"] == (0.125, 1.375)
-    assert spans["0B0"] == (1.5, 4.0)
+    assert spans["0F0"] == (1.125, 2.375)
+    assert spans["0B0"] == (2.5, 5.0)
     assert step.figures["utilization"] == pytest.approx([3.75 / step.figures["step_time_s"]])
-    half = replace(cluster(1), engines=(own,), cores=0.5)
-    shared = simulate(schedule, plan, profile, half, MEMORY).trace.spans[0]
-    assert (shared.start_s, shared.end_s) == (0.125, 1.375)  # a device that has a core to itself
 
     again = {str(span.op): span.end_s - span.start_s for span in step.trace.spans}
     replayed = simulate(schedule, plan, profile, replace(cluster(1), engines=(own,)), MEMORY, durations=again)
     assert replayed.trace.spans[0].start_s == 0  # a measured trace has it already
+
+
+def test_a_core_is_free_before_a_task():
+    """Two replicas share one core: their tasks take twice as long, what is before them does not."""
+    profile = chain([1], [2])
+    plan = Plan(Mesh(data=2), (Stage(0, 0, 0),), 1)
+    schedule = replace(gpipe(1, [0], (), "never"), replicas=2)
+    own = EngineCosts("ddp", "sgd", host_s=0.5)
+    one = replace(cluster(2), engines=(own,), cores=1.0)
+    spans = {span.op: (span.start_s, span.end_s) for span in simulate(schedule, plan, profile, one, MEMORY).trace.spans}
+    assert spans["0F0"] == (0.5, 2.5)
+    assert spans["0B0"] == (3.0, 7.0)
+
+
+@pytest.mark.parametrize("cores", [0.0, 1.0])
+def test_no_task_ends_before_it_begins(cores):
+    """Whatever disturbs it: random factors, a slow device."""
+    profile = chain([0.01, 0.01], [0.01, 0.01])
+    plan, schedule = pipeline(profile, 4, "never")
+    own = EngineCosts("gpipe", "sgd", (TaskCost("F", 0.01),), host_s=1.0, step_s=0.5)
+    used = replace(cluster(2), engines=(own,), cores=cores, slow=((1, 3.0),))
+    for seed in range(20):
+        step = simulate(schedule, plan, profile, used, MEMORY, jitter=0.9, seed=seed)
+        assert all(span.start_s <= span.end_s for span in step.trace.spans)
+        assert min(step.figures["utilization"]) >= 0
+
+
+def test_calls_of_collectives_take_the_engines_time():
+    """One op may stand for several calls."""
+    profile = chain([1], [1])
+    plan = Plan(Mesh(data=2), (Stage(0, 0, 0),), 1)
+    gather = Op(0, "collective", part="all_gather@data", bytes=8, buffers=(4, 4))
+    plain = gpipe(1, [0], (), "never")
+    queue = replace(plain.queues[0], ops=(gather, *plain.queues[0].ops))
+    schedule = replace(plain, queues=(queue, *plain.queues[1:]), replicas=2)
+    own = EngineCosts("fsdp", "sgd", (TaskCost("collective", 0.25),))
+    times = [
+        simulate(schedule, plan, profile, replace(cluster(2), engines=engines), MEMORY).figures["step_time_s"]
+        for engines in ((), (own,))
+    ]
+    assert times[1] - times[0] == pytest.approx(2 * 0.25)
 
 
 def test_each_update_launches_its_kernels():

@@ -12,13 +12,14 @@ from omegaconf import DictConfig
 
 from engines.single import session as single
 from harness.cli.compose import compose
-from harness.config import registry
-from harness.core.cluster import EngineCosts, TaskCost
-from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.config import cluster_config, registry
+from harness.core.cluster import Device, EngineCosts, Link, TaskCost
+from harness.core.model_profile import LayerProfile, ModelProfile, Product
+from harness.core.problem import Problem, refuse
 from harness.core.trace import Trace
+from harness.host.machine import Machine
 from harness.interfaces import Engine
 from harness.runtime.training_state import intra_op_threads
-from harness.schedule.step_parts import parts_s
 from harness.worker import measure_engine
 from harness.worker.measure_engine import CHAINS, Seen, TinyChain, fitted, took_s
 
@@ -29,75 +30,109 @@ KNOWN = {
 }
 
 
-def chosen(engine: str) -> tuple[DictConfig, Engine]:
+HERE = Machine(Device("cpu", 10**10, {"float32": 1e11}, 1e10, kernel_s=1e-6), Link(1e-5, 1e-9), None, 1.6, 1.8)
+
+
+def composed(engine: str) -> DictConfig:
     extra = {"sbp": ["planner=autoddl"], "periodic": ["planner=madpipe"]}.get(engine, [])
-    config = measure_engine._config(compose([f"engine={engine}", "model=mlp", *extra]))
-    return config, registry.build("engine", config.engine)
+    return compose([f"engine={engine}", "model=mlp", *extra])
 
 
-def profile_of(depth: int, matmuls: int, width: int) -> ModelProfile:
+def profile_of(depth: int, matmuls: int, width: int, norms: int = 0) -> ModelProfile:
     """As it would be measured, but for the noise."""
+    size = 4 * (width + 1) * width
+    products = tuple(Product(f"{n}", in_=width, out=width, weight_bytes=size) for n in range(matmuls))
     one = LayerProfile(
         forward_s=1e-5 * matmuls,
         backward_s=2e-5 * matmuls,
-        param_bytes=4 * (width + 1) * width * matmuls,
-        weights=2 * matmuls,
+        param_bytes=size * matmuls + 8 * width * norms,
+        weights=2 * matmuls + 2 * norms,
+        norms=norms,
         output_bytes=4 * 2 * width,
         saved_bytes=4 * 2 * width,
+        products=products,
     )
     layers = tuple(replace(one, name=str(number)) for number in range(depth))
     return ModelProfile(layers, "chain", measure_engine.SAMPLES, lock_share=0.5, times="measured")
 
 
-def as_measured(config: DictConfig, engine: Engine, chain: tuple[int, int, int], costs: EngineCosts) -> Seen:
-    """A run that takes exactly what a simulation with these costs says."""
-    draft = measure_engine._draft(config, engine, profile_of(*chain), measure_engine._cluster(config))
-    truth = measure_engine._again(config, engine, draft, costs)
-    parts = parts_s(truth.simulation.trace, truth.schedule)
-    assert parts
-    return Seen(draft, took_s(truth.simulation.trace), parts["host"] / measure_engine._tasks(draft))
+def as_measured(engine: str, costs: EngineCosts, trace: bool = True) -> tuple[Engine, list[Seen]]:
+    """Runs of all chains that take exactly what a simulation with these costs says."""
+    built: Engine = registry.build("engine", registry.defaults("engine", engine))
+    found = []
+    for chain, micro_batches in CHAINS:
+        config = measure_engine._config(composed(engine), micro_batches)
+        cluster = cluster_config.build(cluster_config.from_group(config.cluster), HERE)
+        draft = measure_engine._draft(config, built, profile_of(*chain), cluster)
+        truth = measure_engine._again(config, built, draft, costs)
+        steps = [truth.simulation.figures["step_time_s"]] * 4
+        shown = truth.simulation.trace
+        repeated = Trace(tuple(replace(span, step=n) for n in range(4) for span in shown.spans), shown.steps * 4)
+        found.append(measure_engine._looked_at(draft, steps, repeated if trace else Trace(())))
+    return built, found
 
 
-@pytest.mark.parametrize("engine", ["single", "ddp", "fsdp", "pipeline", "gpipe", "torch_pipelining", "deepspeed"])
+ENGINES = ("single", "ddp", "fsdp", "pipeline", "gpipe", "myelin", "periodic", "torch_pipelining", "deepspeed", "sbp")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_known_costs_are_found_again(engine: str) -> None:
-    """Also where devices share cores, or their threads a lock, so that they make each other's tasks longer."""
-    config, built = chosen(engine)
-    known = EngineCosts(engine, "sgd", tuple(KNOWN.values()), 1e-4)
-    seen = [as_measured(config, built, chain, known) for chain in CHAINS]
-    found = fitted(config, built, seen)
+    """Also where devices share cores, or their threads a lock, so that they make each other's tasks longer. Steps are
+    simulated as long as they were."""
+    known = EngineCosts(engine, "sgd", tuple(KNOWN.values()), 1e-4, 5e-4)
+    built, seen = as_measured(engine, known)
+    found = fitted(composed(engine), built, seen)
     for one in seen:
-        again = took_s(measure_engine._again(config, built, one.draft, found).simulation.trace)
-        for kind, seconds in one.took_s.items():
-            assert again[kind] == pytest.approx(seconds, rel=0.05), (engine, kind)
-    assert found.host_s == pytest.approx(known.host_s, rel=0.3)
+        again = measure_engine._again(composed(engine), built, one.draft, found)
+        for kind, seconds in took_s(again.simulation.trace, again.schedule).items():
+            assert seconds == pytest.approx(one.took_s[kind], rel=0.05), (engine, kind)
+        assert again.simulation.figures["step_time_s"] == pytest.approx(one.step_s, rel=0.05)
 
 
 def test_an_engine_that_takes_nothing_costs_nothing() -> None:
-    config, built = chosen("ddp")
-    nothing = EngineCosts("ddp", "sgd")
-    found = fitted(config, built, [as_measured(config, built, chain, nothing) for chain in CHAINS])
-    assert found.host_s == pytest.approx(0, abs=1e-9)
+    built, seen = as_measured("ddp", EngineCosts("ddp", "sgd"))
+    found = fitted(composed("ddp"), built, seen)
+    assert (found.host_s, found.step_s) == pytest.approx((0, 0), abs=1e-9)
     for one in found.ops:
-        assert (one.base_s, one.layer_s, one.weight_s, one.byte_s) == pytest.approx((0, 0, 0, 0), abs=1e-9)
+        costs = (one.base_s, one.layer_s, one.weight_s, one.byte_s, one.norm_s)
+        assert costs == pytest.approx((0,) * 5, abs=1e-9)
 
 
-def test_an_engine_without_a_trace_takes_its_time_before_tasks() -> None:
-    config, built = chosen("torchgpipe")
-    draft = measure_engine._draft(config, built, profile_of(4, 1, 16), measure_engine._cluster(config))
-    longer_s = 0.032
-    steps = [draft.simulation.figures["step_time_s"] + longer_s] * 8
-    seen = measure_engine._looked_at(draft, steps, Trace(()))
-    assert seen.took_s == {}
-    assert seen.host_s * measure_engine._tasks(draft) == pytest.approx(longer_s)
+@pytest.mark.parametrize("engine", ["torchgpipe", "pipeline"])
+def test_without_a_trace_steps_take_as_long(engine: str) -> None:
+    """All that they take longer is the host's."""
+    built, seen = as_measured(engine, EngineCosts(engine, "sgd", host_s=2e-3), trace=False)
+    found = fitted(composed(engine), built, seen)
+    assert found.ops == ()
+    for one in seen:
+        again = measure_engine._again(composed(engine), built, one.draft, found)
+        assert again.simulation.figures["step_time_s"] == pytest.approx(one.step_s, rel=0.1)
 
 
-@pytest.mark.usefixtures("computation")
+def test_the_quicker_steps_count() -> None:
+    """Each part is of the same steps; others use the machine, too."""
+    built, seen = as_measured("ddp", EngineCosts("ddp", "sgd", tuple(KNOWN.values())))
+    draft = seen[0].draft
+    shown = measure_engine._again(composed("ddp"), built, draft, EngineCosts("ddp", "sgd")).simulation.trace
+    slow = tuple(replace(span, start_s=9 * span.start_s, end_s=9 * span.end_s, step=1) for span in shown.spans)
+    both = Trace(shown.spans + slow, (shown.steps[0], (0.0, 9 * shown.steps[0][1])))
+    found = measure_engine._looked_at(draft, [shown.steps[0][1], 9 * shown.steps[0][1]], both)
+    assert found.step_s == shown.steps[0][1]
+    assert found.took_s == took_s(shown, draft.schedule)
+
+
+def test_an_engine_that_cannot_train_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_engine, "_seen", lambda *given: refuse([Problem("model", "chain", "is too small")]))
+    found = measure_engine.measure(composed("ddp"), HERE)
+    assert found.ops == () and "cannot train a small chain of layers" in found.why and "is too small" in found.why
+
+
 def test_a_slow_engine_is_seen_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two milliseconds before each micro-batch: one for each of its two tasks."""
     run: Any = single._Task.run
     monkeypatch.setattr(single._Task, "run", lambda *given: (time.sleep(2e-3), run(*given))[1])
     with intra_op_threads(1):
-        found = measure_engine.measure(compose(["engine=single", "model=mlp"]))
+        found = measure_engine.measure(composed("single"), HERE)
     assert 0.7e-3 < found.host_s < 2e-3
 
 
