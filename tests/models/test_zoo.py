@@ -136,15 +136,9 @@ def test_products_have_the_weights_of_their_layers(case: Case) -> None:
             if weight.dim() > 1 and name != "position"  # which is added
         }
         named = {product.name: product.weight_bytes for product in layer.products if product.weight_bytes}
-        assert named == {path or product_kind(layer.products): size for path, size in weights.items()}, name
+        assert named == weights, name
         places += len(named)
     assert places > 0
-
-
-def product_kind(products: tuple[Any, ...]) -> str:
-    """That of the only product of a layer without submodules."""
-    (product,) = products
-    return str(product.kind)
 
 
 def test_parameters_count_once(case: Case) -> None:
