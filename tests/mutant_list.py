@@ -564,4 +564,7 @@ MUTANTS = (
     Mutant("two matmuls of one name", "harness/sbp/matmul_chain.py",
            "if only or not product.name", "if product.name in (layer.name, product.kind, '')",
            "tests/harness/sbp/test_matmul_chain.py", "names_of_their_modules"),
+    Mutant("a lost connection that is taken for the cause", "harness/launch/forked_ranks.py",
+           "number, message = _cause(failed)", "pass",
+           "tests/harness/launch/test_forked_ranks.py", "lost_connection_is_not"),
 )  # fmt: skip

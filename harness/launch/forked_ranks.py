@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -32,6 +32,7 @@ from harness.host import ending_signals, oom_killer
 from harness.interfaces import Session
 from harness.launch import mpi, process_group, signal_watcher, slurm_ranks
 from harness.launch.die_with_parent import die_with
+from harness.launch.failure import LOST_PEER
 from harness.launch.mpi import PmiConnection
 from harness.launch.signals import ENDING
 from harness.launch.slurm_ranks import Rendezvous
@@ -233,9 +234,11 @@ def _collected(ranks: Sequence[tuple[BaseProcess, Connection]], kills: int | Non
             except EOFError:
                 raise _ended(number, ranks[number][0], kills) from None
             if isinstance(message, _Failed):
-                lost = _silent(open_)
+                failed = {number: message}
+                lost = _silent(open_, failed)
                 if lost is not None:
                     raise _ended(lost, ranks[lost][0], kills)
+                number, message = _cause(failed)
                 raise message.error from _Remote(number, message.trace)
             result = message if number == 0 else result
     ending = {process.sentinel: number for number, (process, _) in enumerate(ranks)}
@@ -249,17 +252,26 @@ def _collected(ranks: Sequence[tuple[BaseProcess, Connection]], kills: int | Non
     return result
 
 
-def _silent(open_: dict[Connection, int]) -> int | None:
-    """A rank that ended without a message just before another one failed, which had lost its connection to it."""
+def _cause(failed: Mapping[int, _Failed]) -> tuple[int, _Failed]:
+    """The first failure of a rank that has not just lost its connection to another one: both may arrive at once."""
+    causes = (one for one in failed.items() if not LOST_PEER.search(str(one[1].error)))
+    return next(causes, next(iter(failed.items())))
+
+
+def _silent(open_: dict[Connection, int], failed: dict[int, _Failed]) -> int | None:
+    """A rank that ended without a message just before another one failed, which had lost its connection to it. Ranks
+    that fail meanwhile are added to `failed`."""
     deadline = time.monotonic() + SILENT_S
     while open_ and (left := deadline - time.monotonic()) > 0:
         for from_rank in wait(list(open_), left):
             assert isinstance(from_rank, Connection)
             number = open_.pop(from_rank)
             try:
-                from_rank.recv_bytes()
+                message = pickle.loads(from_rank.recv_bytes())
             except EOFError:
                 return number
+            if isinstance(message, _Failed):
+                failed[number] = message
     return None
 
 

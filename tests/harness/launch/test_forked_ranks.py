@@ -159,6 +159,31 @@ def test_the_first_error_is_not_hidden_by_those_that_follow() -> None:
             forked_ranks.run_on_ranks(3, in_rank(1, lambda: 1 // 0), CPUS)
 
 
+@pytest.mark.parametrize("late_s", [0.0, 0.1])
+def test_a_lost_connection_is_not_the_cause(late_s: float) -> None:
+    """The message of a rank that has lost its peer may be read first, or even arrive first."""
+
+    def function() -> None:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:22415")
+        time.sleep(late_s)
+        raise ValueError("the cause")
+
+    with pytest.raises(ValueError, match="the cause"):
+        forked_ranks.run_on_ranks(2, function, CPUS)
+
+
+def test_a_lost_connection_alone_is_an_error() -> None:
+    def function() -> None:
+        if dist.get_rank() == 0:
+            raise RuntimeError("Connection closed by peer")
+        dist.barrier()
+
+    with pytest.raises(RuntimeError, match="closed"):
+        forked_ranks.run_on_ranks(2, function, CPUS)
+
+
 def test_an_error_that_cannot_be_packed_is_reported() -> None:
     class Local(Exception):
         pass
