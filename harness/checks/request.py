@@ -72,11 +72,10 @@ def _degrees(config: DictConfig, can: Capabilities) -> list[Problem]:
         if degree == 1 or has(config, can, name) or (name == "pipeline" and given_balance(config)):
             continue  # stages that the user gives are checked when the configuration is composed
         message = f"{_engine(config, can, name)} has no {parts[name]}"
+        fix: Fix = {f"mesh.{name}": 1}
         if name == "pipeline" and "stages" in config.engine:  # all of them on one device
-            fix: Fix = {"mesh.pipeline": 1, "engine.stages": degree}
-            found.append(Problem(f"mesh.{name}", degree, f"{message} on several devices", (fix,)))
-            continue
-        found.append(Problem(f"mesh.{name}", degree, message, _or_instead({f"mesh.{name}": 1}, can, name)))
+            message, fix = f"{message} on several devices", {**fix, "engine.stages": degree}
+        found.append(Problem(f"mesh.{name}", degree, message, _or_instead(fix, can, name)))
     return found
 
 

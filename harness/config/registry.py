@@ -130,6 +130,11 @@ def is_scheme(engine: str) -> bool:
     return getattr(schemas().get(("engine", engine)), "scheme", True)
 
 
+def planners(engine: str) -> tuple[str, ...]:
+    """Return the planners that an engine names, the first one for who asks for none; (): it takes any."""
+    return getattr(schemas().get(("engine", engine)), "PLANNERS", ())
+
+
 def defaults(group: str, name: str) -> DictConfig:
     """Return the part of the configuration of a plug-in as it is by default."""
     found: DictConfig = OmegaConf.structured(schemas()[group, name])

@@ -131,14 +131,17 @@ class TaskCost:
 
     def rest_s(self, held: Held) -> float:
         """Returns the part of `seconds` that depends on what the stage holds."""
-        costs = (self.layer_s, self.weight_s, self.byte_s, self.norm_s)
-        return sum(cost * count for cost, count in zip(costs, held, strict=True))
+        return sum(cost * count for cost, count in zip(self._of_held, held, strict=True))
 
     @property
     def half(self) -> TaskCost:
         """That of half of a task, of which what depends on the stage is half as much."""
-        rest = (self.layer_s, self.weight_s, self.byte_s, self.norm_s)
-        return TaskCost(self.kind, self.base_s, *(cost / 2 for cost in rest))
+        return TaskCost(self.kind, self.base_s, *(cost / 2 for cost in self._of_held))
+
+    @property
+    def _of_held(self) -> tuple[float, ...]:
+        """In the order of `Held`."""
+        return self.layer_s, self.weight_s, self.byte_s, self.norm_s
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import math
-import re
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,17 +85,10 @@ def reference_s(kind: str) -> float:
 
 
 def store(machine: Machine, tf32: bool = False) -> None:
-    """Caches a measurement. A folder that cannot be written is a warning: the next run measures again."""
+    """Caches a measurement."""
     found = devices.detect()
     place = path(found if found.name == machine.device.name else devices.detect("cpu"), tf32)
-    try:
-        machine.save(place)
-    except OSError as error:
-        warnings.warn(
-            f"the measurement of this machine is not kept, the next run measures again: {place}: "
-            f"{error.strerror or error} -> set REGATTA_CACHE to a folder that can be written",
-            stacklevel=2,
-        )
+    profile_cache.keep(place, machine, "the measurement of this machine is not kept")
 
 
 def path(found: DetectedDevices, tf32: bool = False) -> Path:
@@ -116,6 +106,9 @@ def path(found: DetectedDevices, tf32: bool = False) -> Path:
     }
     if found.kind == "cuda":
         key |= {"gpus": found.count, "memory_bytes": found.memory_bytes, "driver": found.driver, "tf32": tf32}
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", found.name)
-    return profile_cache.folder().parent / "machines" / f"{name}-{digest}.json"
+    return profile_cache.keyed(folder(), found.name, key)
+
+
+def folder() -> Path:
+    """Returns the folder of measurements of this machine."""
+    return profile_cache.folder().parent / "machines"

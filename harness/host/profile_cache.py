@@ -13,13 +13,14 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.core.model_profile import ModelProfile
 from harness.core.serialization import Document, SchemaError
+from harness.host import run_queue
 
 MEASURING = (
     "measure/profile_model.py",
@@ -76,13 +77,17 @@ def path(
         "channels_last": channels_last,
         "device": device_name,
         "torch": importlib.metadata.version("torch"),
-        "sources": _digest(
+        "sources": digest(
             [*_sources(model_package), *(harness / name for name in MEASURING), *_sources(harness / "capture")]
         ),
     }
+    return keyed(folder(), str(model_config.get("name", "model")), key, f"{micro_batch}-{dtype}-")
+
+
+def keyed(folder: Path, name: str, key: Mapping[str, object], more: str = "") -> Path:
+    """Returns the path in a folder of what depends on `key`; people know it by its `name` and by `more`."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", str(model_config.get("name", "model")))
-    return folder() / f"{name}-{micro_batch}-{dtype}-{digest}.json"
+    return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', name)}-{more}{digest}.json"
 
 
 def folder() -> Path:
@@ -124,16 +129,27 @@ def age_s(path: Path) -> float:
 
 
 def store(path: Path, profile: ModelProfile) -> None:
-    """Caches a profile. A folder that cannot be written is a warning: the run continues, the next one measures
-    again."""
+    """Caches a profile."""
+    keep(path, profile, "the profile is not cached")
+
+
+def keep(path: Path, document: Document, failed: str) -> None:
+    """Writes into this cache or another one. A folder that cannot be written is a warning that says what has `failed`:
+    the run continues, the next one measures again."""
     try:
-        profile.save(path)
+        document.save(path)
     except OSError as error:
         warnings.warn(
-            f"the profile is not cached, the next run measures again: {path}: {error.strerror or error} "
+            f"{failed}, the next run measures again: {path}: {error.strerror or error} "
             "-> set REGATTA_CACHE to a folder that can be written",
-            stacklevel=2,
+            stacklevel=3,
         )
+
+
+def may_improve(path: Path) -> bool:
+    """Whether what was measured on a busy machine should be measured again: by a later process, once, while no other
+    program keeps the cores busy. Threads may wait for another reason, a quota for instance."""
+    return not exists(path, remeasure=True) and not is_repeated(path) and run_queue.quiet()
 
 
 def mark_repeated(path: Path) -> None:
@@ -158,9 +174,10 @@ def _sources(package: Path) -> Iterator[Path]:
     yield from sorted((*package.rglob("*.py"), *package.parent.glob("*.py"))) if package.is_dir() else (package,)
 
 
-def _digest(files: list[Path]) -> str:
-    digest = hashlib.sha256()
+def digest(files: Sequence[Path]) -> str:
+    """Returns the hash of these files' names and contents."""
+    found = hashlib.sha256()
     for file in files:
         text = file.read_bytes()
-        digest.update(f"{file.name} {len(text)}\n".encode() + text)
-    return digest.hexdigest()
+        found.update(f"{file.name} {len(text)}\n".encode() + text)
+    return found.hexdigest()

@@ -50,14 +50,14 @@ def with_costs(
         progress.note(note(Problem("profile", config.profile, message, hint="mode=profile makes one that does")))
         return cluster
     place = _place(config)
-    costs = engine_cache.load(place) if profile_cache.exists(place, config.remeasure) else None
-    if costs is None or _is_disturbed(place, costs):
+    costs = profile_cache.read(EngineCosts, place) if profile_cache.exists(place, config.remeasure) else None
+    if costs is None or (costs.slowed >= run_queue.BUSY and profile_cache.may_improve(place)):
         again = "again, as the machine was busy the last time" if costs else "once"
         progress.phase("measuring", f"{again}: what engine={config.engine.name} takes beyond its layers")
         if costs:
             profile_cache.mark_repeated(place)
         costs = _measured(config, here, folder, title)
-        engine_cache.store(place, costs)
+        profile_cache.keep(place, costs, f"what engine={costs.engine} takes is not kept")
     if doubt := _doubt(costs):
         progress.note(note(doubt))
     return replace(cluster, engines=(costs,))
@@ -67,14 +67,6 @@ def _place(config: DictConfig) -> Path:
     name = config.engine.name
     source = registry.source("engine", config.engine)
     return engine_cache.path(name, source, optimizer_kind(config), machine.path(devices.detect("cpu")).stem)
-
-
-def _is_disturbed(place: Path, costs: EngineCosts) -> bool:
-    """Whether other programs kept the machine busy when they were measured, by an earlier process, and do not now. Each
-    is measured again once."""
-    made_now = profile_cache.exists(place, remeasure=True)
-    busy = costs.slowed >= run_queue.BUSY and not made_now
-    return busy and not profile_cache.is_repeated(place) and run_queue.quiet()
 
 
 def _doubt(costs: EngineCosts) -> Problem | None:

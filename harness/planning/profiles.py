@@ -105,12 +105,10 @@ class Profiles:
 
     @cached_property
     def disturbed(self) -> bool:
-        """Whether the times in the cache were measured by an earlier process while other programs kept the cores busy,
-        and none does now. Each is measured again once: threads may wait for another reason, a quota for instance."""
+        """Whether the times in the cache were measured while other programs kept the cores busy, and should be measured
+        again."""
         place = self.place("measured")
-        if profile_cache.exists(place, remeasure=True) or profile_cache.is_repeated(place) or not run_queue.quiet():
-            return False
-        profile = profile_cache.load(place)
+        profile = profile_cache.load(place) if profile_cache.may_improve(place) else None
         return profile is not None and profile.slowed >= run_queue.BUSY
 
     def priced(self, profile: ModelProfile, cluster: Cluster) -> ModelProfile:

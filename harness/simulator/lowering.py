@@ -110,10 +110,14 @@ class LoweredSchedule:
             self.work.seconds[node] += more_s
             self.before_s[node] = costs.host_s * self.factor(op) + more_s
 
+    @cached_property
+    def call_s(self) -> float:
+        """What the engine takes for each call of a collective."""
+        return self.cluster.engine_costs.of("collective").base_s
+
     def called(self, op: Op, route: Route) -> Route:
         """The route with what the engine takes for its calls."""
-        call_s = self.cluster.engine_costs.of("collective").base_s
-        return replace(route, seconds=route.seconds + call_s * op.calls) if call_s else route
+        return replace(route, seconds=route.seconds + self.call_s * op.calls) if self.call_s else route
 
     def factor(self, op: Op) -> float:
         """Returns how many times as long the tasks of an op's device take as those of the others."""
@@ -131,7 +135,7 @@ class LoweredSchedule:
         kind, share = op.overlaps
         whole_s = self.alone_s(route)
         task_s = self.costs.seconds[kind][op.stage] * self.factor(op)
-        covered_s = min(share * task_s, whole_s) * (1 - 1 / max(1, len(op.buffers)))
+        covered_s = min(share * task_s, whole_s) * (1 - 1 / op.calls)
         hidden_s = self.cluster.overlap * covered_s
         left = 1 - hidden_s / whole_s if whole_s else 1.0
         flow = replace(route.flow, amount=route.flow.amount * left) if route.flow else None

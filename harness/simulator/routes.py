@@ -105,7 +105,7 @@ class Routes:
         sent = rounds * (g - 1) / g * op.bytes
         inside = [(a, b) for a, b in edges if self.cluster.node(a) == self.cluster.node(b)]
         call_s = self.cluster.collective_call_s + rounds * self._round_s(len(inside), g - len(inside))
-        latency_s = max(1, len(op.buffers)) * call_s
+        latency_s = op.calls * call_s
         links = tuple(dict.fromkeys(_name(self.cluster.intra, a, b) for a, b in inside))
         if len(inside) == g and self.cluster.calls:
             each = [self.cluster.call_s(algorithm, g, size) or 0.0 for size in op.buffers or (op.bytes,)]

@@ -41,16 +41,15 @@ from harness.planning.draft import Draft, optimizer_kind
 from harness.schedule import Schedule
 from harness.schedule.step_parts import parts_s
 
-SHORT, LONG, OF_MANY_WEIGHTS, OF_LARGE_WEIGHTS, OF_NORMS = (
-    (4, 1, 16),
-    (12, 1, 16),
-    (4, 6, 16),
-    (4, 1, 384),
-    (4, 1, 16, 4),
+CHAINS = (
+    ((4, 1, 16), 2),
+    ((12, 1, 16), 8),
+    ((4, 6, 16), 4),
+    ((4, 1, 384), 4),
+    ((4, 1, 16, 4), 4),
 )
-"""Layers of a chain, matmuls of each layer, with two weights each, their width, and batch norms after them."""
-CHAINS = ((SHORT, 2), (LONG, 8), (OF_MANY_WEIGHTS, 4), (OF_LARGE_WEIGHTS, 4), (OF_NORMS, 4))
-"""Chains, and micro-batches of a step on each replica."""
+"""Layers of a chain, matmuls of each layer, with two weights each, their width, and batch norms after them; and the
+micro-batches of a step on each replica."""
 DEVICES, SAMPLES = 2, 2
 """Devices, and samples of a micro-batch."""
 WARM_UP, STEPS = 4, 12
@@ -126,11 +125,10 @@ def measure(config: DictConfig, here: Machine, say: Say = lambda text: None) -> 
 def _config(config: DictConfig, micro_batches: int) -> DictConfig:
     """The run's configuration, for a small chain and the engine's defaults."""
     name = config.engine.name
-    planners = getattr(registry.schemas()["engine", name], "PLANNERS", ("balance",))
     own = {
         "mode": "run",
         "engine": registry.defaults("engine", name),
-        "planner": registry.defaults("planner", planners[0]),
+        "planner": registry.defaults("planner", (*registry.planners(name), "balance")[0]),
         "mesh": dict.fromkeys(config.mesh),
         "memory": "auto",
         "optimizer": config.optimizer,

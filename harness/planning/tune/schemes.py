@@ -77,12 +77,8 @@ def of(config: DictConfig, overrides: Sequence[str]) -> list[Scheme]:
 
 def default_planner(engine: str) -> str | None:
     """The planner of an engine that runs no plan of the default one; None for all other engines."""
-    planners = _planners(engine)
+    planners = registry.planners(engine)
     return planners[0] if planners and planners[0] != "balance" else None
-
-
-def _planners(engine: str) -> tuple[str, ...]:
-    return getattr(registry.schemas().get(("engine", engine)), "PLANNERS", ())
 
 
 def _planned(config: DictConfig, overrides: Sequence[str]) -> Iterator[tuple[tuple[Settings, DictConfig], bool | None]]:
@@ -91,7 +87,7 @@ def _planned(config: DictConfig, overrides: Sequence[str]) -> Iterator[tuple[tup
     Where planners that split matmuls and others are searched, those plan with shards alone, the others without; of
     several that split, the first plans without shards, too.
     """
-    names = [config.planner.name] if given(overrides, "planner") else list(_planners(config.engine.name))
+    names = [config.planner.name] if given(overrides, "planner") else list(registry.planners(config.engine.name))
     names = names or [config.planner.name]
     splitting = [registry.splits_matmuls(name) for name in names]
     for number, (name, splits) in enumerate(zip(names, splitting, strict=True)):
