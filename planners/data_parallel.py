@@ -46,7 +46,7 @@ class DataParallel:
         return tensor_parallel_base.plan_matmuls(profile, cluster, memory, request, Rules(), self._route, self.ends)
 
     def _route(self, problem: SplitProblem) -> Route:
-        return baselines.data_parallel(problem.chain, problem.costs, self.ends, problem.limit)
+        return problem.cheapest(baselines.data_parallel, self.ends)
 
 
 def build(config: Config) -> DataParallel:

@@ -19,8 +19,9 @@ from harness.core.problem import Problem, refuse
 from harness.core.value_checks import one_of
 from harness.interfaces import PlanRequest
 from harness.sbp import baselines
+from harness.sbp.matmul_chain import Chain
 from harness.sbp.shortest_path import Ends, Route
-from harness.sbp.strategy_costs import Rules
+from harness.sbp.strategy_costs import Costs, Rules
 from planners import tensor_parallel_base
 from planners.tensor_parallel_base import SplitProblem
 
@@ -57,8 +58,11 @@ class Megatron:
         return tensor_parallel_base.plan_matmuls(profile, cluster, memory, request, self.rules, self._route, self.ends)
 
     def _route(self, problem: SplitProblem) -> Route:
-        meshes = baselines.meshes(problem.costs.grid, self.two, whole_nodes=self.config.mesh == "node")
-        return baselines.megatron(problem.chain, problem.costs, self.ends, meshes, problem.limit)
+        return problem.cheapest(self._routes, self.ends)
+
+    def _routes(self, chain: Chain, costs: Costs, ends: Ends) -> list[Route]:
+        meshes = baselines.meshes(costs.grid, self.two, whole_nodes=self.config.mesh == "node")
+        return baselines.megatron(chain, costs, ends, meshes)
 
 
 def build(config: Config) -> Megatron:

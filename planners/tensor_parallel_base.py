@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from typing import Any
@@ -22,6 +22,7 @@ from harness.core.units import sizes
 from harness.interfaces import BatchShape, PlanRequest
 from harness.sbp import baselines
 from harness.sbp.collective_costs import Collectives, grid_from_cluster
+from harness.sbp.device_grid import Strategy
 from harness.sbp.matmul_chain import Chain, chain_from_profile
 from harness.sbp.memory_limit import TooLarge, held
 from harness.sbp.route_to_plan import device_share, matmul_figures, with_exchanges, with_route
@@ -38,6 +39,8 @@ ENDS: tuple[Ends, ...] = ("free", "batch_split")
 GB = 1e9
 Find = Callable[["SplitProblem"], Route]
 """A planner's search. Raises Infeasible."""
+Routes = Callable[[Chain, Costs, Ends], list[Route]]
+"""The few routes of a planner that searches for none. Raises Infeasible where there is none."""
 Works = Callable[[int, int, int], bool]
 """Whether there is a plan with these samples of a micro-batch, samples of a batch, and devices."""
 
@@ -55,6 +58,8 @@ class SplitProblem:
     available: float
     needed: Callable[[Route], float]
     limit: float
+    known: dict[tuple[Routes, Ends, Rules], list[Route]] = field(default_factory=dict)
+    """Routes that were made, which many limits choose from."""
 
     @property
     def evenly(self) -> float:
@@ -67,6 +72,13 @@ class SplitProblem:
     def search(self, ends: Ends, **more: Any) -> Search:
         """Return a search for the cheapest route, with layouts of input and output as in `ends`."""
         return Search(self.chain, self.costs, ends, **more)
+
+    def cheapest(self, routes: Routes, ends: Ends) -> Route:
+        """Returns the cheapest of a few routes that keeps within the limit. Raises TooLarge where none does."""
+        key = routes, ends, self.costs.rules
+        if key not in self.known:
+            self.known[key] = routes(self.chain, self.costs, ends)
+        return baselines.cheapest(self.known[key], self.search(ends), self.limit)
 
     def fitting(self, find: Find, ends: Ends) -> Route:
         """Returns the cheapest route that fits of those found with several limits of exchanges (`EXCHANGES`), or the
@@ -101,8 +113,8 @@ class SplitProblem:
     @property
     def _largest_exchange(self) -> float:
         """The most bytes that one matmul's exchanges need, with any strategy."""
-        costs = self.costs
-        needs = (costs.exchange_bytes(item, one) for item in self.chain.matmuls for one in costs.strategies(item))
+        costs, different = self.costs, {item.nameless for item in self.chain.matmuls}
+        needs = (costs.exchange_bytes(item, one) for item in different for one in costs.strategies(item))
         return max(needs, default=0.0)
 
 
@@ -144,10 +156,14 @@ def split_problem(
     available = memory.available_bytes(cluster.device.memory_bytes) if memory_gb is None else memory_gb * GB
     even = cache(lambda: pipeline.to_plan(_cut(profile, cluster, request), request, {}))  # many requests have no route
 
+    @cache  # a search meets the same strategies with many limits
+    def needed_with(chosen: tuple[tuple[str, Strategy], ...]) -> float:
+        strategy = {name: grid.numbers(one) for name, one in chosen}
+        return _needed(profile, memory, chain, replace(even(), strategy=strategy))
+
     def needed(route: Route) -> float:
         """Return the bytes that a device needs with this route."""
-        strategy = {name: grid.numbers(chosen) for name, chosen in route.strategies.items()}
-        return _needed(profile, memory, chain, replace(even(), strategy=strategy))
+        return needed_with(tuple(route.strategies.items()))
 
     return SplitProblem(chain, costs, available, needed, available)
 
@@ -229,9 +245,9 @@ def compare_baselines(problem: SplitProblem, ends: Ends) -> dict[str, dict[str, 
     """Returns what the paper's baselines communicate and hold, or "why" they are not possible."""
     results: dict[str, dict[str, Any]] = {}
     plain = replace(problem, costs=replace(problem.costs, rules=Rules()))
-    for name, find in (("megatron", baselines.megatron), ("data_parallel", baselines.data_parallel)):
+    for name, routes in (("megatron", baselines.megatron), ("data_parallel", baselines.data_parallel)):
         try:
-            route = plain.fitting(partial(_baseline, find, ends), ends)
+            route = plain.fitting(partial(SplitProblem.cheapest, routes=routes, ends=ends), ends)
         except TooLarge as error:
             results[name] = {"why": f"does not fit: {_needs(error, plain)}"}
         except Infeasible as error:
@@ -245,10 +261,6 @@ def compare_baselines(problem: SplitProblem, ends: Ends) -> dict[str, dict[str, 
                 "held_bytes": round(held(route, plain.search(ends))),
             }
     return results
-
-
-def _baseline(find: Callable[..., Route], ends: Ends, problem: SplitProblem) -> Route:
-    return find(problem.chain, problem.costs, ends, limit=problem.limit)
 
 
 def total(figures: dict[str, dict[str, Any]], figure: str) -> dict[str, float]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
 from harness.core.cluster import Device, Held
@@ -281,6 +282,11 @@ class ModelProfile(Document):
         return replace(
             self, layers=layers, skips=skips, micro_batch=samples, input_bytes=self.input_bytes * samples // own_samples
         )
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The index of each layer by its name; of equal names the first one."""
+        return {layer.name: number for number, layer in reversed([*enumerate(self.layers)])}
 
     @property
     def largest_bytes(self) -> int:

@@ -18,13 +18,12 @@ from harness.sbp.shortest_path import Ends, Infeasible, Move, Route, Search
 from harness.sbp.strategy_costs import INFINITE, Costs
 
 
-def data_parallel(chain: Chain, costs: Costs, ends: Ends, limit: float = INFINITE) -> Route:
-    """Returns the route of data parallelism: every matmul has the strategy (P, 1, 1).
+def data_parallel(chain: Chain, costs: Costs, ends: Ends) -> list[Route]:
+    """Returns the one route of data parallelism: every matmul has the strategy (P, 1, 1).
 
-    Raises Infeasible where the samples do not divide, TooLarge where a device holds more than `limit` bytes."""
+    Raises Infeasible where the samples do not divide."""
     alone = Strategy(costs.grid.all, costs.grid.none, costs.grid.none)
-    route = _given(chain, costs, ends, dict.fromkeys((item.name for item in chain.matmuls), alone))
-    return _best([route], Search(chain, costs, ends), limit)
+    return [_given(chain, costs, ends, dict.fromkeys((item.name for item in chain.matmuls), alone))]
 
 
 def meshes(grid: Grid, two: bool = True, whole_nodes: bool = False) -> list[Degree]:
@@ -39,14 +38,12 @@ def meshes(grid: Grid, two: bool = True, whole_nodes: bool = False) -> list[Degr
     return [inside] if whole_nodes and grid.local > 1 else below(inside)
 
 
-def megatron(
-    chain: Chain, costs: Costs, ends: Ends, tensor: Sequence[Degree] | None = None, limit: float = INFINITE
-) -> Route:
-    """Returns Megatron-LM's route on the best mesh that holds at most `limit` bytes on a device.
+def megatron(chain: Chain, costs: Costs, ends: Ends, tensor: Sequence[Degree] | None = None) -> list[Route]:
+    """Returns Megatron-LM's route on each mesh that divides all matmuls.
 
     `tensor` are the tensor parallel sizes to try (`meshes`), by default all of its two dimensions. Matmuls that cannot
     be split are data parallel, and so are convolutions. The embedding is split by words, as its head. Raises Infeasible
-    where no mesh divides all matmuls, TooLarge where none fits.
+    where no mesh divides all matmuls.
     """
     routes = []
     for model in meshes(costs.grid) if tensor is None else tensor:
@@ -58,13 +55,16 @@ def megatron(
             routes.append(route)
     if not routes:
         raise Infeasible("no mesh of Megatron's divides all matmuls")
-    return _best(routes, Search(chain, costs, ends), limit)
+    return routes
 
 
-def _best(routes: list[Route], search: Search, limit: float) -> Route:
-    fitting = [route for route in routes if held(route, search) <= limit]
+def cheapest(routes: Sequence[Route], search: Search, limit: float = INFINITE) -> Route:
+    """Returns the route of least seconds that holds at most `limit` bytes on a device. Raises TooLarge where none
+    does."""
+    sizes = [held(route, search) for route in routes]
+    fitting = [route for route, size in zip(routes, sizes, strict=True) if size <= limit]
     if not fitting:
-        raise TooLarge(min(held(route, search) for route in routes))
+        raise TooLarge(min(sizes))
     return min(fitting, key=lambda route: route.seconds)
 
 

@@ -166,9 +166,13 @@ def _stage_of(stages: Sequence[Stage], name: str, profile: ModelProfile) -> int:
 
 
 def layer_index(name: str, profile: ModelProfile) -> int:
-    """Returns the index of the layer that a matmul belongs to."""
-    matching = [n for n, layer in enumerate(profile.layers) if name == layer.name or name.startswith(f"{layer.name}.")]
-    return max(matching, key=lambda n: len(profile.layers[n].name))
+    """Returns the index of the layer that a matmul belongs to: "block_1.mlp.up" to "block_1"."""
+    numbers, layer = profile.numbers, name
+    while layer not in numbers:
+        layer, dot, _ = layer.rpartition(".")
+        if not dot:
+            raise ValueError(f"no layer of {profile.model or 'the model'} has the matmul {name!r}")
+    return numbers[layer]
 
 
 def device_share(profile: ModelProfile, plan: Plan, chain: Chain) -> ModelProfile:
@@ -247,7 +251,7 @@ def with_exchanges(share: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
     return replace(
         share,
         layers=tuple(
-            replace(layer, working_bytes=layer.working_bytes + round(more))
+            replace(layer, working_bytes=layer.working_bytes + round(more)) if more else layer
             for layer, more in zip(share.layers, working, strict=True)
         ),
     )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from harness.core.problem import NoPlan
+from planners import tensor_parallel_base
 from planners.megatron import Config, build, check
 from tests.harness.sbp.nets import dense, transformer
 from tests.planners.tensor_parallel_cases import ADAM, cluster, request
@@ -97,3 +98,20 @@ def test_values_that_no_run_can_have():
         ("planner.mesh", "row", ["planner.mesh=best"]),
         ("planner.ends", "open", ["planner.ends=free"]),
     ]
+
+
+def test_the_memory_of_the_same_strategies_is_counted_once(monkeypatch):
+    """A search for what fits asks for it with many limits, and so do the baselines that are compared."""
+    counted = []
+    needed = tensor_parallel_base._needed
+
+    def counting(profile, memory, chain, plan):
+        counted.append(tuple(plan.strategy.items()))
+        return needed(profile, memory, chain, plan)
+
+    monkeypatch.setattr(tensor_parallel_base, "_needed", counting)
+    least = plan(dimensions=1).predicted["held_bytes"]
+    counted.clear()
+    plan(memory_bytes=least * 3)
+    assert len(counted) > 1
+    assert len(set(counted)) == len(counted)

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from harness.core.cluster import Cluster, Link
-from harness.sbp.baselines import data_parallel, megatron, meshes, summa
+from harness.sbp.baselines import cheapest, data_parallel, megatron, meshes, summa
 from harness.sbp.collective_costs import Collectives
 from harness.sbp.device_grid import Grid
 from harness.sbp.matmul_chain import Attention, Chain, Matmul, Residual
 from harness.sbp.memory_limit import TooLarge, held
+from harness.sbp.route import Route
 from harness.sbp.shortest_path import Infeasible, Search
-from harness.sbp.strategy_costs import Costs, Rules
+from harness.sbp.strategy_costs import INFINITE, Costs, Rules
 from tests.harness.sbp.volumes import sent
 
 BETA, SAMPLES, TOKENS, HIDDEN = 1e-10, 64, 128, 512
@@ -39,10 +40,14 @@ def block(heads: int = 8) -> list[Residual]:
     ]  # fmt: skip
 
 
+def best_of(find, chain: Chain, found: Costs, *more, limit: float = INFINITE) -> Route:
+    return cheapest(find(chain, found, "free", *more), Search(chain, found, "free"), limit)
+
+
 def test_data_parallelism_sends_gradients_alone():
     found, chain = costs(8), Chain(tuple(block()), 4)
     weights = 4 * 12 * HIDDEN**2
-    assert sent(data_parallel(chain, found, "free"), found) == {"all_reduce weights": 2 * 7 / 8 * weights}
+    assert sent(best_of(data_parallel, chain, found), found) == {"all_reduce weights": 2 * 7 / 8 * weights}
     with pytest.raises(Infeasible, match="qkv"):
         data_parallel(chain, costs(128), "free")
 
@@ -51,7 +56,7 @@ def test_megatrons_all_reduces_of_a_block():
     """Two in the forward pass and two in the backward pass, of (n, tokens, hidden) among m devices."""
     found = costs(8, max_replicas=2)
     before = Matmul("before", SAMPLES, HIDDEN, HIDDEN, ELEMENTS, ELEMENTS, 0)
-    route = megatron(Chain((before, *block()), 4), found, "free")
+    route = best_of(megatron, Chain((before, *block()), 4), found)
     numbers = {name: found.grid.numbers(strategy) for name, strategy in route.strategies.items()}
     assert numbers == {
         "before": (2, 4, 1),
@@ -68,10 +73,10 @@ def test_megatrons_all_reduces_of_a_block():
 
 def test_megatron_takes_the_best_mesh_and_in_one_dimension_all_devices():
     found, chain = costs(8), Chain(tuple(block()), 4)
-    best = megatron(chain, found, "free").seconds
-    one = megatron(chain, found, "free", meshes(found.grid, two=False))
+    best = best_of(megatron, chain, found).seconds
+    one = best_of(megatron, chain, found, meshes(found.grid, two=False))
     assert {found.grid.numbers(strategy) for strategy in one.strategies.values()} == {(1, 8, 1), (1, 1, 8)}
-    assert best <= min(one.seconds, data_parallel(chain, found, "free").seconds)
+    assert best <= min(one.seconds, best_of(data_parallel, chain, found).seconds)
     assert Search(chain, found, "free").route().seconds <= best
     with pytest.raises(Infeasible):
         megatron(Chain(tuple(block(heads=3)), 4), found, "free", meshes(found.grid, two=False))
@@ -94,14 +99,14 @@ def test_megatron_leaves_convolutions_data_parallel():
     conv = Matmul("conv", SAMPLES, 3, 64, SAMPLES * 3, SAMPLES * 64, 4 * 27 * 64, conv=True)
     dense = [Matmul(str(k), SAMPLES, 64, 64, SAMPLES * 64, SAMPLES * 64, 4 * 64**2) for k in range(2)]
     found = costs(8)
-    route = megatron(Chain((conv, *dense), 4), found, "free", meshes(found.grid, two=False))
+    route = best_of(megatron, Chain((conv, *dense), 4), found, meshes(found.grid, two=False))
     assert [found.grid.numbers(s) for s in route.strategies.values()] == [(8, 1, 1), (1, 8, 1), (1, 1, 8)]
 
 
 def test_megatron_splits_weights_inside_of_nodes():
     cluster = Cluster(nodes=2, devices_per_node=4, intra=Link(0.0, BETA / 10), node_port=Link(0.0, BETA))
     found = Costs(Collectives(cluster, Grid(2, 4)), 4, 1, Rules())
-    route = megatron(Chain(tuple(block()), 4), found, "free")
+    route = best_of(megatron, Chain(tuple(block()), 4), found)
     degrees = [found.grid.parts(degree) for s in route.strategies.values() for degree in (s.p1, s.p2)]
     assert all(nodes == 1 for nodes, _ in degrees)
 
@@ -127,15 +132,15 @@ def test_convolutions_can_be_kept_data_parallel():
 def test_baselines_keep_within_a_limit_of_bytes():
     found, chain = costs(8), Chain(tuple(block()), 4)
     search = Search(chain, found, "free")
-    whole = held(data_parallel(chain, found, "free"), search)
+    whole = held(best_of(data_parallel, chain, found), search)
     with pytest.raises(TooLarge) as error:
-        data_parallel(chain, found, "free", whole - 1)
+        best_of(data_parallel, chain, found, limit=whole - 1)
     assert error.value.least == whole
-    best = megatron(chain, found, "free")
-    tight = megatron(chain, found, "free", limit=held(best, search) - 1)
+    best = best_of(megatron, chain, found)
+    tight = best_of(megatron, chain, found, limit=held(best, search) - 1)
     assert held(tight, search) < held(best, search)
     assert tight.seconds >= best.seconds
     with pytest.raises(TooLarge) as error:
-        megatron(chain, found, "free", limit=1)
+        best_of(megatron, chain, found, limit=1)
     least = error.value.least
-    assert held(megatron(chain, found, "free", limit=least), search) == least <= held(tight, search)
+    assert held(best_of(megatron, chain, found, limit=least), search) == least <= held(tight, search)

@@ -218,3 +218,5 @@ def test_a_product_is_of_the_layer_with_the_longest_name():
     assert [layer_index(name, profile) for name in ("block_1.up", "block_1.inner.up", "block_10.up", "block_1")] == [
         0, 1, 2, 0,
     ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"no layer of the model has the matmul 'block_2\.up'"):
+        layer_index("block_2.up", profile)
