@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from harness.core.cluster import SEND, Cluster, Link
 from harness.core.op import Op
-from harness.core.problem import CannotRun, Problem
+from harness.core.problem import Problem, refuse
 from harness.schedule import Schedule
 from harness.schedule.dependency_graph import COPIES, DATA, split_part
 from harness.simulator.fair_sharing import Flow, Resource
@@ -31,6 +31,20 @@ class Route:
     flow: Flow | None = None
 
 
+def unplaced(replicas: int, each: int, cluster: Cluster) -> list[Problem]:
+    """Returns why one of so many replicas, of `each` devices, cannot represent all: there are too few devices, or some
+    are placed on nodes in another way than others."""
+    if replicas * each > cluster.devices:
+        message = f"x {each} devices of a replica need {replicas * each}, the cluster has {cluster.devices} devices"
+        return [Problem("mesh.data", replicas, message, ({"mesh.data": max(1, cluster.devices // each)},))]
+    node = cluster.devices_per_node
+    if replicas > 1 and each % node and node % each:
+        message = f"x {each} devices of a replica: on nodes of {node} devices some replicas would span two nodes"
+        hint = f"replicas of a number of devices that divides {node}, or of a multiple of it"
+        return [Problem("mesh.data", replicas, message, hint=hint)]
+    return []
+
+
 class Routes:
     """Routes of messages and collectives of one schedule on one cluster."""
 
@@ -38,20 +52,7 @@ class Routes:
         self.schedule, self.cluster = schedule, cluster
         self.pipeline, self.tensor = max(schedule.devices) + 1, schedule.tensor
         self.routes: dict[tuple[int, int, int], Route] = {}
-        self._check_replicas()
-
-    def _check_replicas(self) -> None:
-        """Checks that one replica can represent all: there are enough devices, and all are placed on nodes in the same
-        way."""
-        replicas, each, available = self.schedule.replicas, self.pipeline * self.tensor, self.cluster.devices
-        if replicas * each > available:
-            message = f"x {each} devices of a replica need {replicas * each}, the cluster has {available} devices"
-            raise CannotRun([Problem("mesh.data", replicas, message, ({"mesh.data": max(1, available // each)},))])
-        node = self.cluster.devices_per_node
-        if replicas > 1 and each % node and node % each:
-            message = f"x {each} devices of a replica: on nodes of {node} devices some replicas would span two nodes"
-            hint = f"replicas of a number of devices that divides {node}, or of a multiple of it"
-            raise CannotRun([Problem("mesh.data", replicas, message, hint=hint)])
+        refuse(unplaced(self.schedule.replicas, self.pipeline * self.tensor, self.cluster))
 
     def message(self, op: Op) -> Route:
         """Returns the route of a copy, or of a send with its receive; without a peer, to or from the host's memory."""

@@ -1,5 +1,5 @@
 """What no plan of a candidate can go below: seconds of a step, and bytes of the fullest device. By these candidates are
-ruled out before they are planned.
+ruled out before they are planned. What no schedule of a plan can go below: by that plans wait for their estimate.
 
 seconds   all layers, forward and backward, for all micro-batches of a replica, shared by its devices
 bytes     the state, and without recomputation what one micro-batch saves, shared by the devices of a replica; on one of
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh
+from harness.planning.draft import Layout
 from harness.planning.tune import peak_memory
+from harness.simulator.op_durations import TaskCosts
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,37 @@ class Work:
         return cls(forward, forward + profile.sum("backward_s", 0, last), most)
 
     def seconds(self, mesh: Mesh, micro_batches: int, recompute: str) -> float:
-        """Seconds that a step takes at least; "always" recomputes the forward passes of all micro-batches,
-        "except_last" those of all but one."""
-        again = {"always": micro_batches, "except_last": micro_batches - 1}.get(recompute, 0)
+        """Seconds that a step takes at least, with recomputation as in `recomputed`."""
+        again = recomputed(micro_batches, recompute)
         return (micro_batches * self.both_s + again * self.forward_s) / (mesh.pipeline * mesh.tensor)
+
+
+def recomputed(micro_batches: int, recompute: str) -> int:
+    """How many micro-batches are recomputed: "always" all, "except_last" all but one."""
+    return {"always": micro_batches, "except_last": micro_batches - 1}.get(recompute, 0)
+
+
+def of_plan(layout: Layout) -> float:
+    """Seconds that no schedule of a plan can go below: all tasks of the busiest device, what its shards send each other
+    in them, and the first micro-batch's way to it and the last one's way back, where each device has one stage.
+
+    stage 0   F0 F1 F2 ..                  ..  B7
+    stage 1   |  F0 F1 ..   busiest  .. F7 B7 |        m tasks forward and back, and those of the stages before
+    """
+    plan = layout.plan
+    seconds = TaskCosts(plan, layout.profile, layout.cluster, layout.memory).seconds
+    forward, back, inputs = seconds["F"], seconds["B"], seconds["I"]
+    sent = [sum(one.seconds for one in traffic if one.phase != "weights") for traffic in plan.traffic]
+    m = plan.micro_batches
+    again = 0 if sent else recomputed(m, plan.recompute)  # stages of several devices recompute in their backward tasks
+    busy, before, longest = dict.fromkeys(plan.devices, 0.0), 0.0, 0.0
+    alone = len(plan.stages) == len(plan.devices)
+    for number, stage in enumerate(plan.stages):
+        within = sent[number] if sent else 0.0
+        busy[stage.device] += m * (forward[number] + back[number] + within) + again * forward[number]
+        longest = max(longest, busy[stage.device] + (before if alone else 0.0))
+        before += forward[number] + inputs[number]
+    return longest
 
 
 def least_bytes(memory: MemoryModel, profile: ModelProfile, mesh: Mesh, keeps: bool) -> tuple[int, int]:

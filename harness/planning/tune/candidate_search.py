@@ -1,7 +1,7 @@
 """The search of mode=tune: what cannot fit or be fast is ruled out by bounds, then an analytic estimate, then a
 simulation of the best.
 
-    block (scheme, number of devices) -> candidates -> estimate -> simulation
+    block (scheme, number of devices) -> candidates -> plan -> estimate -> simulation
 
 A queue holds all of these by the least seconds that a step can take (`bounds`), or by the estimate once that is known.
 What comes out of it first is looked at next; once a kind of scheme has a simulated step that is no longer than what is
@@ -62,14 +62,15 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Estimated:
-    """A candidate with its estimate, not simulated yet."""
+class Planned:
+    """A candidate that has a plan and fits, not simulated yet; with an estimate of its step time, once it was its
+    turn."""
 
     scheme: Scheme
     line: Line
 
 
-Item = Block | Chain | Estimated
+Item = Block | Chain | Planned
 
 
 class Tuner(Judge):
@@ -188,17 +189,19 @@ class Tuner(Judge):
         """Whether nothing of an item is faster than the best of its kind: by its bound, or by its estimate where a few
         of the kind have been simulated and the estimate is clearly longer."""
         best = self.best_s.get(item.scheme.kind, float("inf"))
-        if not isinstance(item, Estimated):
+        if not isinstance(item, Planned):
             return key >= best
         few = self.simulations[item.scheme.kind] < FEWEST
         return (item.line.least_step_time_s or 0.0) >= best or (not few and key >= MARGIN * best)
 
     def look_at(self, item: Item) -> None:
-        """List the candidates of a block, plan the first of a chain, or simulate a candidate."""
+        """List the candidates of a block, plan the first of a chain, estimate or simulate a candidate."""
         if isinstance(item, Block):
             self.open(item)
         elif isinstance(item, Chain):
             self.plan(item)
+        elif item.line.closed_form_step_time_s is None:
+            self.estimate(item)
         else:
             self.simulate(item)
 
@@ -210,7 +213,7 @@ class Tuner(Judge):
         best = self.best_s[item.scheme.kind]
         for one in item.ones if isinstance(item, Chain) else ():
             self.lines[one] = Line(one, least_step_time_s=self.bound_s(item.scheme, one), slower=True)
-        if isinstance(item, Estimated):
+        if isinstance(item, Planned):
             slower = (item.line.least_step_time_s or 0.0) >= best
             self.lines[item.line.candidate] = replace(item.line, slower=slower)
 
@@ -313,7 +316,7 @@ class Tuner(Judge):
             self.push(min(self.bound_s(scheme, one) for one in ones), Chain(scheme, tuple(ones)))
 
     def plan(self, chain: Chain) -> None:
-        """Estimate the smallest micro-batches of a chain; where they do not fit, larger ones do not."""
+        """Plan the smallest micro-batches of a chain; where they do not fit, larger ones do not."""
         one, *larger = chain.ones
         scheme, least = chain.scheme, self.bound_s(chain.scheme, one)
         if least >= self.best_s.get(scheme.kind, float("inf")):
@@ -324,14 +327,23 @@ class Tuner(Judge):
         else:
             line = self.lines[one] = self.considered(scheme, one)
             if not line.out and scheme.kind not in self.best_s:
-                self.simulate(Estimated(scheme, line))  # a first one that fits: what cannot be faster is left out
+                self.estimate(Planned(scheme, line), at_once=True)  # a first one: what cannot be faster is left out
             elif not line.out:
-                self.push(max(least, line.closed_form_step_time_s or 0.0), Estimated(scheme, line))
+                self.push(max(least, bounds.of_plan(self.layouts[one])), Planned(scheme, line))
             elif line.full:
                 self.remember_full(line)
                 self.note_full(larger)
                 return
         self.follow(scheme, larger)
+
+    def estimate(self, item: Planned, at_once: bool = False) -> None:
+        """Estimate the step time of a candidate; simulate it `at_once`, or when its turn comes."""
+        line = self.lines[item.line.candidate] = self.timed(item.line)
+        timed = Planned(item.scheme, line)
+        if not line.out and at_once:
+            self.simulate(timed)
+        elif not line.out:
+            self.push(max(line.least_step_time_s or 0.0, line.closed_form_step_time_s or 0.0), timed)
 
     def heads(self) -> list[Candidate]:
         """The first candidate of each chain that is in the queue."""
@@ -353,7 +365,7 @@ class Tuner(Judge):
         known = self.full[one.settings, one.mesh.pipeline, one.mesh.tensor]
         return any(data >= one.mesh.data and size <= one.micro_batch for data, size in known)
 
-    def simulate(self, item: Estimated) -> None:
+    def simulate(self, item: Planned) -> None:
         """Simulate a candidate; keep it if it is the best of its kind."""
         kind, one = item.scheme.kind, item.line.candidate
         line, draft = self.simulation(item.line)

@@ -18,9 +18,11 @@ from harness.planning.draft import Draft, Layout, laid_out, memory_model, of_eng
 from harness.planning.prepare import Ground
 from harness.planning.tune import bounds, extrapolate, schemes
 from harness.planning.tune.candidates import Candidate
+from harness.planning.tune.peak_memory import Held
 from harness.planning.tune.result import Line
 from harness.planning.tune.schemes import Scheme, Settings
-from harness.planning.tune.step_time import Estimate
+from harness.planning.tune.step_time import Estimate, Shape
+from harness.simulator.routes import unplaced
 
 
 class Judge:
@@ -39,6 +41,7 @@ class Judge:
         self.layouts: dict[Candidate, Layout] = {}
         self.unsplit: dict[tuple[str, int, int], tuple[Problem, ...]] = {}
         """Planner, tensor size and micro-batch of a model that cannot be split so, whatever else the plan has."""
+        self.flying: dict[Shape, list[Held]] = {}
 
     def scheme_of(self, one: Candidate) -> Scheme:
         """The scheme of a candidate."""
@@ -113,7 +116,8 @@ class Judge:
         split = str(scheme.config.planner.name), one.mesh.tensor, one.micro_batch
         if split in self.unsplit:
             return Line(one, self.unsplit[split])
-        if problems := self.against(one):
+        placed = unplaced(one.mesh.data, one.mesh.pipeline * one.mesh.tensor, self.cluster)
+        if problems := (*self.against(one), *placed):
             return Line(one, problems)
         line = self.judged(Line(one))
         if line.no_plan and line.problems[0].key == "mesh.tensor":
@@ -121,25 +125,33 @@ class Judge:
         return line
 
     def judged(self, line: Line) -> Line:
-        """Add the analytic estimate to a candidate: of memory, and of the step time where it fits. Or the reason why it
-        has no plan."""
+        """Plan a candidate, and add the analytic estimate of its memory. Or the reason why it has no plan, or does not
+        fit."""
         scheme = self.by_settings[line.candidate.settings]
         line = self.with_state(line)
         if line.out:
             return line
         try:
             layout = self.layouts[line.candidate] = self.layout(line.candidate)
-            estimate = Estimate(scheme.engine, layout)
+            estimate = Estimate(scheme.engine, layout, self.flying)
             found = tuple(plan_fits.check_memory(layout.plan, estimate.peaks, layout.cluster, layout.memory))
-            seconds = None if found else estimate.seconds()
         except CannotRun as error:
             return replace(line, problems=error.problems)
         except NoPlan as error:
             return replace(line, problems=(error.unsolved,), no_plan=error)
         except ProblemError as error:
             return replace(line, problems=tuple(of_engine(self.config.engine.name, one) for one in error.problems))
-        needed = max(estimate.peaks)
-        return replace(line, problems=found, closed_form_memory_bytes=needed, closed_form_step_time_s=seconds)
+        return replace(line, problems=found, closed_form_memory_bytes=max(estimate.peaks))
+
+    def timed(self, line: Line) -> Line:
+        """Add the analytic estimate of the step time to a candidate that was judged and fits. Or the reason why it has
+        no schedule."""
+        scheme, layout = self.by_settings[line.candidate.settings], self.layouts[line.candidate]
+        try:
+            seconds = Estimate(scheme.engine, layout, self.flying).seconds()
+        except CannotRun as error:
+            return replace(line, problems=error.problems)
+        return replace(line, closed_form_step_time_s=seconds)
 
     def layout(self, one: Candidate) -> Layout:
         """Plan a candidate. Raises `CannotRun` and `NoPlan` where a run of it would."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 
 from harness.interfaces import Engine
@@ -33,22 +34,40 @@ MESSAGES = ("copy", "send")
 BACK = ("R", "B")
 
 
+Shape = tuple[object, ...]
+"""What the order of a schedule's tasks follows from: the engine, and of the plan all but sizes and messages."""
+
+
 class Estimate:
     """Of a plan: `peaks`, the bytes of each of `plan.devices`, and on demand the seconds of a step.
 
-    Raises `CannotRun` where replicas are not placed equal on the nodes, ProblemError where there is no such schedule.
+    `flying` has the micro-batches in flight of schedules that were counted before: most candidates need too much
+    memory, and for that it need not be made again. Raises ProblemError where there is no such schedule.
     """
 
-    @no_collection()
-    def __init__(self, engine: Engine, layout: Layout) -> None:
-        self.layout, self.short = layout, replace(layout.plan, micro_batches=few(layout.plan))
-        self.schedule = engine.schedule(self.short, layout.profile)
-        self.held = peak_memory.counted(self.schedule, self.short)
+    def __init__(self, engine: Engine, layout: Layout, flying: dict[Shape, list[peak_memory.Held]]) -> None:
+        self.engine, self.layout = engine, layout
+        self.short = replace(layout.plan, micro_batches=few(layout.plan))
+        if self.shape not in flying:
+            flying[self.shape] = peak_memory.counted(self.schedule, self.short)
+        self.held = flying[self.shape]
         self.peaks = peak_memory.needed(layout, self.held, self.short.micro_batches)
+
+    @property
+    def shape(self) -> Shape:
+        plan = self.short
+        devices = tuple(stage.device for stage in plan.stages)
+        return self.engine, devices, plan.micro_batches, plan.recompute, plan.pattern, plan.order
+
+    @cached_property
+    @no_collection()
+    def schedule(self) -> Schedule:
+        """The one of a few micro-batches."""
+        return self.engine.schedule(self.short, self.layout.profile)
 
     @no_collection()
     def seconds(self) -> float:
-        """Return the seconds of a step."""
+        """Return the seconds of a step. Raises `CannotRun` where replicas are not placed equal on the nodes."""
         one = self.layout
         replicas = lower(self.schedule, self.short, one.profile, one.cluster, one.memory)
         steps = (_Step(self.schedule, lowered, self.short.micro_batches) for lowered in replicas)

@@ -94,6 +94,38 @@ def test_each_candidate_is_planned_once(tmp_path: Path) -> None:
     assert len(planned) == len(set(planned)) >= len(found.simulated) >= len(found.kinds)
 
 
+def test_replicas_that_some_nodes_cannot_hold_are_not_planned(tmp_path: Path) -> None:
+    """Of three devices on nodes of four: two replicas would be on both nodes."""
+    planned: list[Candidate] = []
+
+    class Counting(Nets):
+        def layout(self, one: Candidate) -> Layout:
+            planned.append(one)
+            return super().layout(one)
+
+    overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=24", "mesh.pipeline=3", "mesh.data=2"]
+    with pytest.raises(CannotRun, match="on nodes of 4 devices some replicas would span two nodes"):
+        Counting(compose(overrides), overrides, tmp_path, Progress()).search()
+    assert not planned
+
+
+def test_plans_that_are_slower_get_no_estimate(tmp_path: Path) -> None:
+    """They wait in the queue by a bound of their plan, until a few that are faster have been simulated."""
+    timed: list[Candidate] = []
+
+    class Counting(Nets):
+        def timed(self, line: Line) -> Line:
+            timed.append(line.candidate)
+            return super().timed(line)
+
+    overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=64"]
+    tuner = Counting(compose(overrides), overrides, tmp_path, Progress())
+    found = tuner.search()
+    left = [line for line in found.lines if line.candidate in tuner.layouts and not line.out]
+    assert len(timed) == len(set(timed)) < len(left)
+    assert {line.candidate for line in found.simulated} <= {*timed}
+
+
 @pytest.mark.usefixtures("computation")
 def test_more_memory_brings_larger_micro_batches(tmp_path: Path) -> None:
     wide = tuned(tmp_path, "engine=myelin", "batch.size=64", "cluster.memory_gb=1", size=2 * 10**7)

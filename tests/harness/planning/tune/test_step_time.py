@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.cluster import Cluster, Link
-from harness.core.plan import Mesh
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Mesh, Plan
 from harness.planning.draft import drafted
-from harness.planning.tune import extrapolate
+from harness.planning.tune import bounds, extrapolate
 from harness.planning.tune.candidates import Candidate
 from harness.planning.tune.step_time import Estimate
+from harness.schedule import Schedule
 from tests.harness.planning.tune.nets import NODE, Bench, net
 
 FREE = replace(
@@ -43,7 +45,7 @@ def test_it_is_exact_where_only_layers_take_time(typed: list[str], mesh: Mesh) -
     """(m + p - 1) slots."""
     bench, m = Bench(*typed, "planner=uniform", cluster=FREE), 12
     layout = bench.layout(Candidate(1, mesh, m * mesh.data), net(EVEN))
-    seconds = Estimate(bench.engine, layout).seconds()
+    seconds = Estimate(bench.engine, layout, {}).seconds()
     slot = sum(layer.forward_s + layer.backward_s for layer in net(EVEN).layers) / mesh.pipeline
     assert seconds == pytest.approx((m + mesh.pipeline - 1) * slot)
 
@@ -55,11 +57,54 @@ def test_it_is_near_the_simulation(typed: list[str], mesh: Mesh, cores: float) -
     for one in (Candidate(1, mesh, 8 * mesh.data), Candidate(2, mesh, 64 * mesh.data)):
         profile = net([1e-3, 2e-3, 1e-3, 1e-3, 3e-3, 1e-3, 1e-3, 1e-3], one.micro_batch)
         layout, draft = bench.layout(one, profile), bench.draft(one, profile)
-        estimate = Estimate(bench.engine, layout)
+        estimate = Estimate(bench.engine, layout, {})
         simulated = draft.plan.predicted
         assert estimate.seconds() == pytest.approx(simulated["step_time_s"], rel=0.2 if cores else 0.05)
         for closed, peak in zip(estimate.peaks, simulated["peak_memory_bytes"], strict=True):
             assert 0.6 * peak < closed <= peak
+
+
+@pytest.mark.parametrize(("typed", "mesh"), ENGINES)
+@settings(max_examples=4)
+@given(forward=st.lists(st.floats(1e-4, 1e-2), min_size=8, max_size=8), m=st.sampled_from([8, 16, 24]))
+def test_no_step_is_shorter_than_the_bound_of_its_plan(
+    typed: list[str], mesh: Mesh, forward: list[float], m: int
+) -> None:
+    bench, one = Bench(*typed), Candidate(1, mesh, m * mesh.data)
+    draft = bench.draft(one, net(forward))
+    assert bounds.of_plan(bench.layout(one, net(forward))) <= draft.plan.predicted["step_time_s"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("typed", "mesh"), [ENGINES[4], ENGINES[8], ENGINES[-1]])
+def test_the_bound_is_the_step_where_nothing_waits(typed: list[str], mesh: Mesh) -> None:
+    """Equal layers, no messages: only the way back through the stages before is counted for inputs alone."""
+    bench, one, profile = Bench(*typed, "planner=uniform", cluster=FREE), Candidate(1, mesh, 12 * mesh.data), net(EVEN)
+    layout = bench.layout(one, profile)
+    slot = sum(layer.forward_s + layer.backward_s for layer in profile.layers) / mesh.pipeline
+    back = sum(layer.backward_s * (1 - layer.input_share) for layer in layout.profile.layers[: -8 // mesh.pipeline])
+    step = bench.draft(one, profile).plan.predicted["step_time_s"]
+    assert step == pytest.approx((12 + mesh.pipeline - 1) * slot)
+    assert bounds.of_plan(layout) == pytest.approx(step - back)
+
+
+def test_a_schedule_that_was_counted_is_not_made_again_for_its_memory() -> None:
+    bench, flying = Bench("engine=deepspeed", "engine.zero=1", "planner=uniform"), {}
+    made: list[int] = []
+    schedule = bench.engine.schedule
+
+    def counting(plan: Plan, profile: ModelProfile) -> Schedule:
+        made.append(plan.micro_batches)
+        return schedule(plan, profile)
+
+    bench.engine.schedule = counting
+    peaks = [
+        Estimate(bench.engine, bench.layout(one, net(EVEN, one.micro_batch)), flying).peaks
+        for one in (Candidate(1, Mesh(2, 4), 64), Candidate(2, Mesh(2, 4), 64), Candidate(1, Mesh(1, 4), 32))
+    ]
+    assert len(made) == 1
+    assert max(peaks[1]) > max(peaks[0]), "of larger micro-batches"
+    Estimate(bench.engine, bench.layout(Candidate(1, Mesh(2, 2), 64), net(EVEN)), flying)
+    assert len(made) == 2, "another number of stages"
 
 
 FIXED = [(typed, mesh) for typed, mesh in ENGINES if "engine=myelin" not in typed or "engine.order=1f1b" in typed]
@@ -73,7 +118,7 @@ def test_memory_is_never_more_than_simulated(
 ) -> None:
     """Where the order is fixed: so nothing that fits is left out unseen."""
     bench, one = Bench(*engine), Candidate(1, mesh, micro_batches * mesh.data)
-    peaks = Estimate(bench.engine, bench.layout(one, net(forward))).peaks
+    peaks = Estimate(bench.engine, bench.layout(one, net(forward)), {}).peaks
     simulated = bench.draft(one, net(forward)).plan.predicted["peak_memory_bytes"]
     assert all(closed <= peak for closed, peak in zip(peaks, simulated, strict=True))
 
@@ -83,10 +128,10 @@ def test_stages_share_a_port_at_the_end_of_a_step() -> None:
     slow = Cluster("flat", 2, 4, NODE.device, Link(), Link(0.0, 1e-8), Link())
     bench = Bench("engine=myelin", "engine.order=1f1b", "planner=uniform", cluster=slow)
     one, profile = Candidate(1, Mesh(2, 4), 16), net(EVEN)
-    seconds = Estimate(bench.engine, bench.layout(one, profile)).seconds()
+    seconds = Estimate(bench.engine, bench.layout(one, profile), {}).seconds()
     assert seconds == pytest.approx(bench.draft(one, profile).plan.predicted["step_time_s"], rel=0.01)
     free = replace(slow, node_port=Link())
-    alone = Estimate(bench.engine, Bench(*bench.typed, cluster=free).layout(one, profile)).seconds()
+    alone = Estimate(bench.engine, Bench(*bench.typed, cluster=free).layout(one, profile), {}).seconds()
     back_s = 3 * 2 * 2.1e-3  # the last stage's sum begins when three stages have their backward task still to do
     assert seconds - alone == pytest.approx(4 * 2 * 10**6 * 1e-8 - back_s, rel=0.05)
 
