@@ -4,32 +4,41 @@
     device 0 -> 1         0>1 0>1                        a message occupies its link, not the devices
     device 1 compute        1F0 1F1 1B1    1B0           1B1 waits for 1F1, 0B1 for 1B1
 
-It is deterministic, and does not import torch.
+It is deterministic, and does not import torch. Schedules of many ops go through `harness.simulator.compiled`, which has
+the same results.
 """
 
 from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from types import ModuleType
 from typing import Any
 
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
-from harness.core.op import COMPUTE
+from harness.core.op import COMPUTE, Op
 from harness.core.plan import Plan
 from harness.core.trace import Span, Trace
 from harness.schedule import Schedule
-from harness.simulator.event_loop import Execution
+from harness.simulator.event_loop import Execution, Work
 from harness.simulator.lowering import LoweredSchedule, sent_kind, slow_replicas
 from harness.simulator.memory_timeline import Peak, peaks
 from harness.simulator.op_durations import TaskCosts
 
 __all__ = ["Deadlock", "Peak", "Simulation", "lower", "simulate"]
+
+LARGE = 60_000
+"""Ops in queues from which on a schedule is simulated by compiled code: its start takes about half a second, in which
+so many are simulated without it."""
+
+Times = tuple[list[float], list[float]]
+"""When each node starts and ends."""
 
 
 class Deadlock(RuntimeError):
@@ -80,10 +89,32 @@ def simulate(
     (`cluster.slow`) the slowest one is returned: the others wait for it. Raises `Deadlock` where the schedule
     cannot end, ValueError where it is not valid (an op twice, or missing).
     """
+    compiled = _compiled() if sum(len(queue.ops) for queue in schedule.queues) >= LARGE else None
     with no_collection():
+        if compiled is not None and durations is None:
+            done = compiled.simulated(schedule, plan, profile, cluster, memory, jitter, seed)
+            if done is not None:
+                slowest = max(done, key=lambda one: float(one.figures["step_time_s"]))
+                return Simulation(schedule, *slowest)
+        execute = compiled.times_of if compiled else _times_of
         lowered = lower(schedule, plan, profile, cluster, memory, durations)
-        found = [_executed(one, plan, profile, memory, jitter, seed) for one in lowered]
+        found = [_executed(one, plan, profile, memory, jitter, seed, execute) for one in lowered]
     return max(found, key=lambda one: one.figures["step_time_s"])
+
+
+@cache
+def _compiled() -> ModuleType | None:
+    """Returns the package of compiled code; None where numba does not work, or finds no folder for its cache."""
+    try:
+        from harness.simulator import compiled
+    except (ImportError, RuntimeError):
+        return None
+    return compiled
+
+
+def _times_of(work: Work, ops: Sequence[Op]) -> Times:
+    done = Execution(work, ops).run()
+    return done.start_s, done.end_s
 
 
 @contextmanager
@@ -100,19 +131,25 @@ def no_collection() -> Iterator[None]:
 
 
 def _executed(
-    lowered: LoweredSchedule, plan: Plan, profile: ModelProfile, memory: MemoryModel, jitter: float, seed: int
+    lowered: LoweredSchedule,
+    plan: Plan,
+    profile: ModelProfile,
+    memory: MemoryModel,
+    jitter: float,
+    seed: int,
+    execute: Callable[[Work, Sequence[Op]], Times],
 ) -> Simulation:
     if jitter:
         lowered.disturb(jitter, seed)
-    done = Execution(lowered.work, lowered.graph.ops).run()
-    if min(done.end_s) < 0:
-        raise Deadlock("the schedule cannot continue:\n" + "\n".join(lowered.stuck(done.end_s)))
+    start_s, end_s = execute(lowered.work, lowered.graph.ops)
+    if min(end_s) < 0:
+        raise Deadlock("the schedule cannot continue:\n" + "\n".join(lowered.stuck(end_s)))
     for node, before_s in lowered.before_s.items():
-        done.start_s[node] += before_s  # until then its device is idle
+        start_s[node] += before_s  # until then its device is idle
     schedule = lowered.schedule
-    filled = peaks(lowered.graph, done.start_s, done.end_s, schedule, plan, profile, memory)
-    figures = _figures(lowered, done, plan) | {"peak_memory_bytes": [peak.bytes for peak in filled]}
-    return Simulation(schedule, lowered.graph.queues, done.start_s, done.end_s, figures, filled)
+    filled = peaks(lowered.graph, start_s, end_s, schedule, plan, profile, memory)
+    figures = _figures(lowered, start_s, end_s, plan) | {"peak_memory_bytes": [peak.bytes for peak in filled]}
+    return Simulation(schedule, lowered.graph.queues, start_s, end_s, figures, filled)
 
 
 def lower(
@@ -129,14 +166,12 @@ def lower(
     return [LoweredSchedule(schedule, cluster, costs, durations, slow) for slow in slow_replicas(schedule, cluster)]
 
 
-def _figures(lowered: LoweredSchedule, done: Execution, plan: Plan) -> dict[str, Any]:
-    step_time_s = max(done.end_s)
+def _figures(lowered: LoweredSchedule, start_s: list[float], end_s: list[float], plan: Plan) -> dict[str, Any]:
+    step_time_s = max(end_s)
     busy_s = dict.fromkeys(plan.devices, 0.0)
     for queue, nodes in lowered.queues():
         if queue.name == "compute":
-            spans = (
-                done.end_s[n] - done.start_s[n] for op, n in zip(queue.ops, nodes, strict=True) if op.kind in COMPUTE
-            )
+            spans = (end_s[n] - start_s[n] for op, n in zip(queue.ops, nodes, strict=True) if op.kind in COMPUTE)
             busy_s[queue.device] += sum(spans)
     utilization = [busy_s[device] / step_time_s if step_time_s else 0.0 for device in plan.devices]
     return {
