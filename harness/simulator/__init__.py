@@ -55,9 +55,9 @@ class Simulation:
     """
 
     schedule: Schedule
-    nodes: list[list[int]]
-    start_s: list[float]
-    end_s: list[float]
+    nodes: Sequence[Sequence[int]]
+    start_s: Sequence[float]
+    end_s: Sequence[float]
     figures: dict[str, Any]
     peaks: tuple[Peak, ...]
 

@@ -9,6 +9,7 @@ What small schedules go through is the reference: it is what to read, and what t
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,9 +38,9 @@ __all__ = ["Done", "simulated", "times_of"]
 class Done(NamedTuple):
     """A simulated step, as `harness.simulator.Simulation` has it."""
 
-    nodes: list[list[int]]
-    start_s: list[float]
-    end_s: list[float]
+    nodes: list[array[int]]
+    start_s: array[float]
+    end_s: array[float]
     figures: dict[str, Any]
     peaks: tuple[Peak, ...]
 
@@ -69,7 +70,8 @@ def simulated(
         start_s += lowered.before_s
         filled = peaks(found, start_s, end_s, schedule, plan, profile, memory)
         figures = _figures(lowered, start_s, end_s, plan) | {"peak_memory_bytes": [peak.bytes for peak in filled]}
-        done.append(Done([nodes.tolist() for nodes in found.queues], start_s.tolist(), end_s.tolist(), figures, filled))
+        nodes = [array("q", one.tobytes()) for one in found.queues]
+        done.append(Done(nodes, array("d", start_s.tobytes()), array("d", end_s.tobytes()), figures, filled))
     return done
 
 

@@ -13,6 +13,7 @@ dependency_graph`) have the same identity and micro-batch, and `table` says whic
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from operator import attrgetter
@@ -26,7 +27,8 @@ from harness.simulator.compiled.tables import Numbers
 
 SPARSE = 8
 """Largest number of templates, and of places in `table`, for each op, of which there may be many more or fewer."""
-_TEMPLATE = attrgetter("stage", "kind", "part", "peer", "bytes", "seconds", "buffers", "overlaps")
+_TEMPLATE = attrgetter("kind", "stage", "peer", "part", "bytes", "seconds")
+_OF_COLLECTIVES = attrgetter("buffers", "overlaps")
 _MICRO_BATCH = attrgetter("micro_batch")
 
 
@@ -58,13 +60,11 @@ def columns(schedule: Schedule, rendezvous: bool) -> Columns | None:
     """Returns the columns of a schedule; None where it has too many templates, or an op twice in a queue."""
     entries = list(chain.from_iterable(queue.ops for queue in schedule.queues))
     size = len(entries)
-    numbers: defaultdict[tuple[object, ...], int] = defaultdict(count().__next__)
-    template = np.fromiter(map(numbers.__getitem__, map(_TEMPLATE, entries)), dtype=np.int64, count=size)
+    template, templates = _templates(entries)
     batch = np.array(list(map(_MICRO_BATCH, entries)), dtype=np.float64)  # nan where there is none
     column = np.where(np.isnan(batch), 0, batch + 1).astype(np.int64)
-    if not size or (batch < 0).any() or SPARSE * len(numbers) > size + 1000:
+    if not size or (batch < 0).any() or SPARSE * len(templates) > size + 1000:
         return None
-    templates = [entries[place] for place in _first(template, len(numbers))]
     keys = [node_key(replace(op, micro_batch=None), rendezvous) for op in templates]
     identities = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     identity_of, width = [identities[key] for key in keys], int(column.max()) + 1
@@ -82,6 +82,19 @@ def columns(schedule: Schedule, rendezvous: bool) -> Columns | None:
         return None
     table = np.where(first >= 0, number[first], -1).reshape(len(identities), width)
     return Columns(queues, template[own], column[own], table, identities, templates, identity_of)
+
+
+def _templates(entries: Sequence[Op]) -> tuple[Numbers, list[Op]]:
+    """Returns the template of each op, and for each one the first op that has it."""
+    numbers: defaultdict[tuple[object, ...], int] = defaultdict(count().__next__)
+    template = np.fromiter(map(numbers.__getitem__, map(_TEMPLATE, entries)), dtype=np.int64, count=len(entries))
+    collectives = [number for key, number in numbers.items() if key[0] == "collective"]
+    for place in np.flatnonzero(np.isin(template, collectives)).tolist() if collectives else ():
+        op = entries[place]
+        template[place] = numbers[template[place], *_OF_COLLECTIVES(op)]
+    first = _first(template, len(numbers))
+    used = first >= 0
+    return (np.cumsum(used) - 1)[template], [entries[place] for place in first[used]]
 
 
 def _first(values: Numbers, size: int) -> Numbers:

@@ -16,6 +16,8 @@ from harness.simulator.compiled.columns import Columns
 from harness.simulator.compiled.tables import Numbers
 
 EMPTY = np.zeros(0, dtype=np.int64)
+NODE_BITS = 31
+"""Two nodes fit into one number, which is what is sorted."""
 
 
 def has_edges(columns: Columns) -> bool:
@@ -190,17 +192,17 @@ class Edges:
         return found
 
     def listed(self, earlier: Numbers, later: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        key = np.sort(earlier * self.count + later)
-        earlier, later = np.divmod(key, self.count)
+        both = np.sort((earlier << NODE_BITS) | later)
+        earlier, later = both >> NODE_BITS, both & ((1 << NODE_BITS) - 1)
         of_graph = np.bincount(earlier, minlength=self.count)
-        chains = self.chains()
-        previous = np.concatenate([EMPTY, *(chain[:-1] for chain in chains)])
-        following = np.concatenate([EMPTY, *(chain[1:] for chain in chains)])
+        chains = [EMPTY, *self.chains()]
+        following = np.concatenate([chain[1:] for chain in chains])
+        of_queues = np.bincount(np.concatenate([chain[:-1] for chain in chains]), minlength=self.count)
         before = np.bincount(later, minlength=self.count) + np.bincount(following, minlength=self.count)
         at = np.zeros(self.count + 1, dtype=np.int64)
-        np.cumsum(of_graph + np.bincount(previous, minlength=self.count), out=at[1:])
+        np.cumsum(of_graph + of_queues, out=at[1:])
         after = np.empty(at[-1], dtype=np.int64)
-        after[at[earlier] + np.arange(len(earlier)) - (np.cumsum(of_graph) - of_graph)[earlier]] = later
+        after[np.arange(len(earlier)) + (np.cumsum(of_queues) - of_queues)[earlier]] = later
         free = at[:-1] + of_graph  # the next place of each node
         for chain in chains:
             after[free[chain[:-1]]] = chain[1:]

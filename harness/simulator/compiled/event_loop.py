@@ -16,13 +16,11 @@ from numba import njit
 from harness.simulator.compiled.tables import ALTERNATE, FIFO, FORWARD_FIRST, NO_RULE, Seconds, Tables
 from harness.simulator.event_loop import SAME
 
-NODE = np.dtype(
-    [(name, np.float64) for name in ("seconds", "start_s", "end_s", "arrived_s")]
-    + [(name, np.int32) for name in ("missing", "after_at", "needs_at", "backward", "flow")]
-    + [(name, np.bool_) for name in ("urgent", "forward")],
-    align=True,
-)
-"""A node. What follows it is `after[after_at : after_at of the next node]`, what it needs are places likewise."""
+TAKES, STARTS, ENDS, ARRIVED = range(4)
+"""The rows of `times`, in seconds; a column for each node."""
+MISSING, AFTER, NEEDS, BACKWARD, FLOW_OF, IS_URGENT, IS_FORWARD = range(7)
+"""The rows of `nodes`: for how many nodes each one waits, and what `Tables` says. What follows node k is
+`after[nodes[AFTER, k] : nodes[AFTER, k + 1]]`, and what it needs are places likewise."""
 FLOW = np.dtype(
     [(name, np.float64) for name in ("amount", "cap", "left", "rate", "share")]
     + [(name, np.int64) for name in ("node", "uses_at", "grown")]
@@ -51,12 +49,13 @@ first, and nodes and resources that one round of the loop deals with."""
 def execute(tables: Tables) -> tuple[Seconds, Seconds]:
     """Returns when each node starts and ends; one that never ran ends at -1."""
     count = len(tables.seconds)
-    nodes = _filled(
-        NODE, count + 1, seconds=tables.seconds, missing=tables.before, after_at=tables.after_at,
-        needs_at=tables.needs_at, backward=tables.backward, flow=tables.flow, urgent=tables.urgent,
-        forward=tables.forward,
-    )  # fmt: skip
-    nodes["end_s"] = -1.0
+    times = np.zeros((ARRIVED + 1, count))
+    times[TAKES], times[ENDS] = tables.seconds, -1.0
+    nodes = np.zeros((IS_FORWARD + 1, count + 1), dtype=np.int32)
+    nodes[AFTER], nodes[NEEDS] = tables.after_at, tables.needs_at
+    rows = (MISSING, tables.before), (BACKWARD, tables.backward), (FLOW_OF, tables.flow)
+    for row, values in (*rows, (IS_URGENT, tables.urgent), (IS_FORWARD, tables.forward)):
+        nodes[row, :count] = values
     flows = _filled(FLOW, len(tables.uses_at), amount=tables.amount, cap=tables.cap, uses_at=tables.uses_at)
     flows["node"][:-1] = np.flatnonzero(tables.flow >= 0)
     places = _filled(PLACE, len(tables.needs), resource=tables.needs, owner=tables.owner)
@@ -68,8 +67,8 @@ def execute(tables: Tables) -> tuple[Seconds, Seconds]:
     events = np.zeros(count + 1, dtype=EVENT)
     lists = np.zeros((CHANGED + 1, max(count, 2 * len(places), len(resources))), dtype=np.int64)
     counts, flows_s = np.zeros(STALE + 1, dtype=np.int64), np.zeros(1)
-    _run(nodes, tables.after, places, resources, events, flows, uses, shared, lists, counts, flows_s)
-    return nodes["start_s"][:count].copy(), nodes["end_s"][:count].copy()
+    _run(times, nodes, tables.after, places, resources, events, flows, uses, shared, lists, counts, flows_s)
+    return times[STARTS], times[ENDS]
 
 
 def _filled(dtype: np.dtype, size: int, **columns: np.ndarray) -> np.ndarray:
@@ -80,24 +79,24 @@ def _filled(dtype: np.dtype, size: int, **columns: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True)
-def _run(nodes, after, places, resources, events, flows, uses, shared, lists, count, flows_s):  # type: ignore[no-untyped-def]
+def _run(times, nodes, after, places, resources, events, flows, uses, shared, lists, count, flows_s):  # type: ignore[no-untyped-def]
     now = 0.0
-    for node in range(len(nodes) - 1):
-        if nodes[node].missing == 0:
+    for node in range(times.shape[1]):
+        if nodes[MISSING, node] == 0:
             _append(lists, count, READY, node)
-    _begin(nodes, places, resources, events, lists, count, now)
+    _begin(times, nodes, places, resources, events, lists, count, now)
     while count[EVENTS] or count[FLOWING] or count[PICKING]:
         flow_s, flow = _next_flow(flows, uses, shared, lists, count, flows_s) if count[FLOWING] else (np.inf, -1)
         event_s = events[0].at_s if count[EVENTS] else np.inf
         if count[PICKING] and min(flow_s, event_s) > now * SAME:
-            _pick_all(nodes, places, resources, events, lists, count, now)
+            _pick_all(times, nodes, places, resources, events, lists, count, now)
             continue
         count[ENDED] = 0
         if count[EVENTS] and event_s <= flow_s:
             now = event_s
             while count[EVENTS] and events[0].at_s <= now * SAME:
                 node = _pop(events, count)
-                flow = nodes[node].flow
+                flow = nodes[FLOW_OF, node]
                 if flow >= 0 and flows[flow].amount > 0:
                     _add_flow(flows, lists, count, flows_s, flow, now)
                 else:
@@ -106,7 +105,7 @@ def _run(nodes, after, places, resources, events, flows, uses, shared, lists, co
             now = flow_s
             _end_flow(flows, lists, count, flows_s, flow, now)
             _append(lists, count, ENDED, flows[flow].node)
-        _end(nodes, after, places, resources, events, lists, count, now)
+        _end(times, nodes, after, places, resources, events, lists, count, now)
 
 
 @njit(cache=True)
@@ -149,83 +148,82 @@ def _pop(events, count):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(cache=True)
-def _end(nodes, after, places, resources, events, lists, count, now):  # type: ignore[no-untyped-def]
+@njit(cache=True, inline="always")
+def _end(times, nodes, after, places, resources, events, lists, count, now):  # type: ignore[no-untyped-def]
     count[READY] = count[CHANGED] = 0
     for entry in range(count[ENDED]):
         node = lists[ENDED, entry]
-        nodes[node].end_s = now
-        for place in range(nodes[node].needs_at, nodes[node + 1].needs_at):
+        times[ENDS, node] = now
+        for place in range(nodes[NEEDS, node], nodes[NEEDS, node + 1]):
             resource = places[place].resource
             resources[resource].busy = False
             _append(lists, count, CHANGED, resource)
-        for edge in range(nodes[node].after_at, nodes[node + 1].after_at):
+        for edge in range(nodes[AFTER, node], nodes[AFTER, node + 1]):
             following = after[edge]
-            nodes[following].missing -= 1
-            if nodes[following].missing == 0:
+            nodes[MISSING, following] -= 1
+            if nodes[MISSING, following] == 0:
                 _append(lists, count, READY, following)
-    _begin(nodes, places, resources, events, lists, count, now)
+    _begin(times, nodes, places, resources, events, lists, count, now)
 
 
-@njit(cache=True)
-def _begin(nodes, places, resources, events, lists, count, now):  # type: ignore[no-untyped-def]
+@njit(cache=True, inline="always")
+def _begin(times, nodes, places, resources, events, lists, count, now):  # type: ignore[no-untyped-def]
     for entry in range(count[READY]):
         node = lists[READY, entry]
-        begin, end = nodes[node].needs_at, nodes[node + 1].needs_at
+        begin, end = nodes[NEEDS, node], nodes[NEEDS, node + 1]
         if begin < end and not _at_once(nodes, places, resources, node):
-            _wait(nodes, places, resources, node, now)
+            _wait(times, nodes, places, resources, node, now)
             for place in range(begin, end):
                 _append(lists, count, CHANGED, places[place].resource)
         else:
-            _start(nodes, events, count, node, now)
+            _start(times, events, count, node, now)
     for entry in range(count[CHANGED]):
         number = lists[CHANGED, entry]
         resource = resources[number]
         if resource.rule == NO_RULE:
-            _serve(nodes, places, resources, events, count, number, now)
+            _serve(times, nodes, places, resources, events, count, number, now)
         elif not resource.picking:
             resource.picking = True
             _append(lists, count, PICKING, number)
 
 
 @njit(cache=True)
-def _start(nodes, events, count, node, now):  # type: ignore[no-untyped-def]
-    nodes[node].start_s = now
-    _push(events, count, now + nodes[node].seconds, node)
+def _start(times, events, count, node, now):  # type: ignore[no-untyped-def]
+    times[STARTS, node] = now
+    _push(events, count, now + times[TAKES, node], node)
 
 
-@njit(cache=True)
-def _pick_all(nodes, places, resources, events, lists, count, now):  # type: ignore[no-untyped-def]
+@njit(cache=True, inline="always")
+def _pick_all(times, nodes, places, resources, events, lists, count, now):  # type: ignore[no-untyped-def]
     for entry in range(count[PICKING]):
         resource = lists[PICKING, entry]
         resources[resource].picking = False
-        _serve(nodes, places, resources, events, count, resource, now)
+        _serve(times, nodes, places, resources, events, count, resource, now)
     count[PICKING] = 0
 
 
 @njit(cache=True)
 def _at_once(nodes, places, resources, node):  # type: ignore[no-untyped-def]
-    begin, end = nodes[node].needs_at, nodes[node + 1].needs_at
+    begin, end = nodes[NEEDS, node], nodes[NEEDS, node + 1]
     resource = resources[places[begin].resource]
-    if end - begin > 1 or not nodes[node].urgent or resource.busy or resource.first[URGENT] >= 0:
+    if end - begin > 1 or not nodes[IS_URGENT, node] or resource.busy or resource.first[URGENT] >= 0:
         return False
     resource.busy = True
     return True
 
 
 @njit(cache=True)
-def _line(node):  # type: ignore[no-untyped-def]
-    if node.urgent:
+def _line(nodes, node):  # type: ignore[no-untyped-def]
+    if nodes[IS_URGENT, node]:
         return URGENT
-    return FORWARD if node.forward else OTHER
+    return FORWARD if nodes[IS_FORWARD, node] else OTHER
 
 
 @njit(cache=True)
-def _wait(nodes, places, resources, node, now):  # type: ignore[no-untyped-def]
-    waiting = nodes[node]
-    waiting.arrived_s = now
-    line = _line(waiting)
-    for place in range(waiting.needs_at, nodes[node + 1].needs_at):
+def _wait(times, nodes, places, resources, node, now):  # type: ignore[no-untyped-def]
+    times[ARRIVED, node] = now
+    line = _line(nodes, node)
+    for place in range(nodes[NEEDS, node], nodes[NEEDS, node + 1]):
         resource = resources[places[place].resource]
         if resource.first[line] < 0:
             resource.first[line] = place
@@ -235,7 +233,7 @@ def _wait(nodes, places, resources, node, now):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _heads(nodes, places, resources, number):  # type: ignore[no-untyped-def]
+def _heads(times, nodes, places, resources, number):  # type: ignore[no-untyped-def]
     """Returns the first urgent node alone, else the first task of each kind, in order of arrival; -1 for none."""
     resource = resources[number]
     urgent, forward, other = resource.first[URGENT], resource.first[FORWARD], resource.first[OTHER]
@@ -245,31 +243,31 @@ def _heads(nodes, places, resources, number):  # type: ignore[no-untyped-def]
         only = max(forward, other)
         return (places[only].owner if only >= 0 else -1), -1
     forward, other = places[forward].owner, places[other].owner
-    if nodes[forward].arrived_s < nodes[other].arrived_s:  # at one moment a forward task comes second
+    if times[ARRIVED, forward] < times[ARRIVED, other]:  # at one moment a forward task comes second
         return forward, other
     return other, forward
 
 
-@njit(cache=True)
-def _serve(nodes, places, resources, events, count, number, now):  # type: ignore[no-untyped-def]
-    node, second = _heads(nodes, places, resources, number)
+@njit(cache=True, inline="always")
+def _serve(times, nodes, places, resources, events, count, number, now):  # type: ignore[no-untyped-def]
+    node, second = _heads(times, nodes, places, resources, number)
     if node < 0 or resources[number].busy:
         return
     if second >= 0 and _second_is_next(nodes, resources, number, node, second):
         node = second
-    begin, end = nodes[node].needs_at, nodes[node + 1].needs_at
+    begin, end = nodes[NEEDS, node], nodes[NEEDS, node + 1]
     if end - begin > 1:
         for place in range(begin, end):
             needed = places[place].resource
-            if resources[needed].busy or _heads(nodes, places, resources, needed)[0] != node:
+            if resources[needed].busy or _heads(times, nodes, places, resources, needed)[0] != node:
                 return
-    line = _line(nodes[node])
+    line = _line(nodes, node)
     for place in range(begin, end):
         needed = resources[places[place].resource]
         needed.first[line] = places[place].next
         needed.busy = True
     resources[number].previous = node
-    _start(nodes, events, count, node, now)
+    _start(times, events, count, node, now)
 
 
 @njit(cache=True)
@@ -278,12 +276,12 @@ def _second_is_next(nodes, resources, number, first, second):  # type: ignore[no
     rule, previous = resources[number].rule, resources[number].previous
     if rule == NO_RULE:
         return False
-    if previous >= 0 and (nodes[previous].backward == first or nodes[previous].backward == second):
-        return nodes[previous].backward == second
+    if previous >= 0 and (nodes[BACKWARD, previous] == first or nodes[BACKWARD, previous] == second):
+        return nodes[BACKWARD, previous] == second
     if rule == FIFO:
         return False
-    prefer_forward = rule == FORWARD_FIRST or (rule == ALTERNATE and previous >= 0 and not nodes[previous].forward)
-    return nodes[first].forward != prefer_forward and nodes[second].forward == prefer_forward
+    prefer_forward = rule == FORWARD_FIRST or (rule == ALTERNATE and previous >= 0 and not nodes[IS_FORWARD, previous])
+    return nodes[IS_FORWARD, first] != prefer_forward and nodes[IS_FORWARD, second] == prefer_forward
 
 
 @njit(cache=True)

@@ -18,6 +18,7 @@ from harness.core.plan import Plan
 from harness.schedule import Schedule
 from harness.schedule.dependency_graph import split_part
 from harness.simulator.compiled.columns import Columns
+from harness.simulator.compiled.fullest import fullest
 from harness.simulator.compiled.tables import Flags, Numbers, Seconds
 from harness.simulator.memory_timeline import (
     CHECKPOINTS,
@@ -75,7 +76,8 @@ class _MemoryTimeline(HeldBytes):
         memory: MemoryModel,
     ) -> None:
         self.columns, self.start_s, self.end_s = columns, start_s, end_s
-        order = np.argsort(columns.template, kind="stable")
+        small = np.min_scalar_type(len(columns.templates))  # such numbers are sorted much faster
+        order = np.argsort(columns.template.astype(small), kind="stable")
         ends = np.cumsum(np.bincount(columns.template, minlength=len(columns.templates)))
         self.nodes = np.split(order, ends[:-1])  # of each template
         super().__init__(schedule, plan, profile, memory, self.arrivals())
@@ -198,11 +200,7 @@ class _MemoryTimeline(HeldBytes):
         return np.where(self.columns.column[node] > 0, later, 0.0)
 
     def peak(self, device: int) -> Peak:
-        """Returns the peak of a device.
-
-        Of changes at one moment the free comes first, so at the fullest moment all that begins until then has begun,
-        and all that ends until then has ended. This is when something begins.
-        """
+        """Returns the peak of a device: when something begins, and all that ends until then has ended."""
         resident, held = self.resident(device), self.held[device]
         base = sum(resident.values())
         if not held:
@@ -210,10 +208,7 @@ class _MemoryTimeline(HeldBytes):
         size = np.repeat([one.size for one in held], [len(one.start_s) for one in held])
         start_s, end_s = (np.concatenate(times) for times in list(zip(*held, strict=True))[:2])
         begin, end = np.argsort(start_s), np.argsort(end_s)
-        start_s, freed = start_s[begin], np.concatenate([[0], np.cumsum(size[end])])
-        live = np.cumsum(size[begin]) - freed[np.searchsorted(end_s[end], start_s, side="right")]
-        highest = int(np.argmax(live))
-        at_s, most = float(start_s[highest]), int(live[highest])
+        most, at_s = fullest(start_s[begin], size[begin], end_s[end], size[end])
         parts = dict.fromkeys(NAMES, 0)
         for one in held:
             there = np.count_nonzero(one.start_s <= at_s) - np.count_nonzero(one.end_s <= at_s)
