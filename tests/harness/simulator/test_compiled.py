@@ -125,7 +125,8 @@ MEMORIES = st.builds(
 def found(*arguments: Any, large: int) -> Any:
     """What `simulate` returns or raises; schedules of `large` ops go through compiled code."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulator, "LARGE", large)
+        patch.setattr(simulator, "LARGE_OPS", large)
+        patch.setattr(simulator, "START_OPS", large)
         try:
             return simulate(*arguments)
         except (Deadlock, CannotRun, ValueError) as error:
@@ -201,10 +202,21 @@ def test_an_op_that_is_listed_twice() -> None:
     assert "listed twice" in found(schedule, plan, profile, Cluster(), MemoryModel(), large=0)[1]
 
 
-def test_few_ops_do_without_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulator, "_compiled", lambda: pytest.fail("a small schedule does not load numba"))
-    schedule, plan, profile = pattern_case(3)
-    simulate(schedule, plan, profile, Cluster(devices_per_node=2), MemoryModel())
+def test_compiled_code_is_loaded_when_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When schedules of 33 ops have 80 together; those of fewer than `LARGE_OPS` do not count."""
+    case = *pattern_case(3), Cluster(devices_per_node=2), MemoryModel()
+    asked = []
+    monkeypatch.setattr(simulator, "_compiled", lambda: asked.append(True))
+    monkeypatch.setattr(simulator, "_seen_ops", 0)
+    monkeypatch.setattr(simulator, "START_OPS", 80)
+    monkeypatch.setattr(simulator, "LARGE_OPS", 20)
+    assert sum(len(queue.ops) for queue in case[0].queues) == 33
+    for loaded in (0, 0, 1, 2):
+        simulate(*case)
+        assert len(asked) == loaded
+    monkeypatch.setattr(simulator, "LARGE_OPS", 34)
+    simulate(*case)
+    assert len(asked) == 2
 
 
 def test_without_numba_large_schedules_are_simulated_as_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
