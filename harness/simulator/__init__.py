@@ -31,7 +31,7 @@ from harness.simulator.lowering import LoweredSchedule, sent_kind, slow_replicas
 from harness.simulator.memory_timeline import Peak, peaks
 from harness.simulator.op_durations import TaskCosts
 
-__all__ = ["Deadlock", "Peak", "Simulation", "lower", "simulate"]
+__all__ = ["Deadlock", "Peak", "Simulation", "lower", "reference", "simulate"]
 
 START_OPS, LARGE_OPS = 60_000, 2_000
 """Schedules of at least `LARGE_OPS` ops are simulated by compiled code once it is loaded. It is when those that a
@@ -91,13 +91,35 @@ def simulate(
     cannot end, ValueError where it is not valid (an op twice, or missing).
     """
     compiled = _compiled() if _pays(schedule) else None
-    with no_collection():
-        if compiled is not None and durations is None:
+    if compiled is None:
+        return reference(schedule, plan, profile, cluster, memory, jitter, seed, durations)
+    if durations is None:
+        with no_collection():
             done = compiled.simulated(schedule, plan, profile, cluster, memory, jitter, seed)
-            if done is not None:
-                slowest = max(done, key=lambda one: float(one.figures["step_time_s"]))
-                return Simulation(schedule, *slowest)
-        execute = compiled.times_of if compiled else _times_of
+        if done is not None:
+            return Simulation(schedule, *max(done, key=lambda one: float(one.figures["step_time_s"])))
+    return reference(schedule, plan, profile, cluster, memory, jitter, seed, durations, compiled.times_of)
+
+
+def times_of(work: Work, ops: Sequence[Op]) -> Times:
+    """Returns when each node of `work` starts and ends; -1 for one that never ran. `ops` are those of its nodes."""
+    done = Execution(work, ops).run()
+    return done.start_s, done.end_s
+
+
+def reference(
+    schedule: Schedule,
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory: MemoryModel,
+    jitter: float = 0.0,
+    seed: int = 0,
+    durations: Mapping[str, float] | None = None,
+    execute: Callable[[Work, Sequence[Op]], Times] = times_of,
+) -> Simulation:
+    """Does what `simulate` does, without compiled code but for an event loop that is given (`execute`)."""
+    with no_collection():
         lowered = lower(schedule, plan, profile, cluster, memory, durations)
         found = [_executed(one, plan, profile, memory, jitter, seed, execute) for one in lowered]
     return max(found, key=lambda one: one.figures["step_time_s"])
@@ -123,11 +145,6 @@ def _compiled() -> ModuleType | None:
     except (ImportError, RuntimeError):
         return None
     return compiled
-
-
-def _times_of(work: Work, ops: Sequence[Op]) -> Times:
-    done = Execution(work, ops).run()
-    return done.start_s, done.end_s
 
 
 @contextmanager

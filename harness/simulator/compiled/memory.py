@@ -205,24 +205,15 @@ class _MemoryTimeline(HeldBytes):
         base = sum(resident.values())
         if not held:
             return Peak(device, 0.0, base, without_zeros(resident), base)
-        size = np.repeat([one.size for one in held], [len(one.start_s) for one in held])
+        counts = [len(one.start_s) for one in held]
+        size, pool = np.repeat([one.size for one in held], counts), np.concatenate([one.pool for one in held])
         start_s, end_s = (np.concatenate(times) for times in list(zip(*held, strict=True))[:2])
         begin, end = np.argsort(start_s), np.argsort(end_s)
-        most, at_s = fullest(start_s[begin], size[begin], end_s[end], size[end])
+        most, at_s, reserved = fullest(
+            *(start_s[begin], size[begin], pool[begin]), *(end_s[end], size[end], pool[end]), int(pool.max()) + 1
+        )
         parts = dict.fromkeys(NAMES, 0)
         for one in held:
             there = np.count_nonzero(one.start_s <= at_s) - np.count_nonzero(one.end_s <= at_s)
             parts[NAMES[one.what]] += int(there) * one.size
-        reserved = _of_pools(held) if self.streams else most
         return Peak(device, at_s, base + most, without_zeros(resident | parts), base + reserved)
-
-
-def _of_pools(held: list[Held]) -> int:
-    """Returns the sum of the peaks of all pools: in each one all that is allocated is freed."""
-    size = np.repeat([one.size for one in held], [len(one.start_s) for one in held])
-    pool = np.tile(np.concatenate([one.pool for one in held]), 2)
-    at_s = np.concatenate([one.start_s for one in held] + [one.end_s for one in held])
-    change = np.concatenate([size, -size])
-    order = np.lexsort((change > 0, at_s, pool))
-    begins = np.flatnonzero(np.diff(pool[order], prepend=-1))
-    return int(np.maximum.reduceat(np.cumsum(change[order]), begins).sum())

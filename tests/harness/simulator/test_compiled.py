@@ -30,7 +30,7 @@ from harness.schedule.families import FAMILIES
 from harness.schedule.policy import RULES
 from harness.schedule.tied_weight_ops import Tie, with_ties
 from harness.schedule.transfers import Transfer, plan_transfers
-from harness.simulator import Deadlock, Simulation, compiled, simulate
+from harness.simulator import Deadlock, Simulation, compiled, reference, simulate
 from tests.support.patterns import Chain, pattern_of
 from tests.tiers import examples
 
@@ -122,29 +122,29 @@ MEMORIES = st.builds(
 )  # fmt: skip
 
 
-def found(*arguments: Any, large: int) -> Any:
-    """What `simulate` returns or raises; schedules of `large` ops go through compiled code."""
+def found(simulated: Callable[..., Simulation], *arguments: Any) -> Any:
+    """What a function returns or raises; `simulate` has compiled code for schedules of any size."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulator, "LARGE_OPS", large)
-        patch.setattr(simulator, "START_OPS", large)
+        patch.setattr(simulator, "LARGE_OPS", 0)
+        patch.setattr(simulator, "START_OPS", 0)
         try:
-            return simulate(*arguments)
+            return simulated(*arguments)
         except (Deadlock, CannotRun, ValueError) as error:
             return type(error), str(error)
 
 
 def compare(*arguments: Any) -> None:
-    reference, fast = found(*arguments, large=10**9), found(*arguments, large=0)
-    if not isinstance(reference, Simulation):
-        assert fast == reference
+    expected, fast = found(reference, *arguments), found(simulate, *arguments)
+    if not isinstance(expected, Simulation):
+        assert fast == expected
         return
-    assert list(map(list, fast.nodes)) == list(map(list, reference.nodes))
-    assert list(fast.start_s) == list(reference.start_s)
-    assert list(fast.end_s) == list(reference.end_s)
-    assert fast.figures == reference.figures
-    assert fast.peaks == reference.peaks
-    assert [list(peak.contents) for peak in fast.peaks] == [list(peak.contents) for peak in reference.peaks]
-    assert fast.trace == reference.trace
+    assert list(map(list, fast.nodes)) == list(map(list, expected.nodes))
+    assert list(fast.start_s) == list(expected.start_s)
+    assert list(fast.end_s) == list(expected.end_s)
+    assert fast.figures == expected.figures
+    assert fast.peaks == expected.peaks
+    assert [list(peak.contents) for peak in fast.peaks] == [list(peak.contents) for peak in expected.peaks]
+    assert fast.trace == expected.trace
 
 
 @pytest.mark.fast
@@ -199,7 +199,7 @@ def test_an_op_that_is_listed_twice() -> None:
     op = Op(0, "F", 0)
     plan, profile = Plan.contiguous([1]), ModelProfile((LayerProfile(),))
     schedule = Schedule((QueueOps(0, "compute", (op, op)),), (0,))
-    assert "listed twice" in found(schedule, plan, profile, Cluster(), MemoryModel(), large=0)[1]
+    assert "listed twice" in found(simulate, schedule, plan, profile, Cluster(), MemoryModel())[1]
 
 
 def test_compiled_code_is_loaded_when_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
