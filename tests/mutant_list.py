@@ -11,6 +11,7 @@ RESOURCES = "tests/harness/simulator/test_resources.py"
 SBP, MYELIN = "tests/engines/sbp", "tests/engines/myelin"
 TUNE = "tests/harness/planning/tune"
 BRUTE_FORCE = "tests/harness/simulator/test_against_brute_force.py"
+COMPILED = "tests/harness/simulator/test_compiled.py"
 
 
 @dataclass(frozen=True)
@@ -331,6 +332,15 @@ MUTANTS = (
     Mutant("last come, first served", "harness/simulator/event_loop.py",
            "self.line(resource, node).append(node)", "self.line(resource, node).appendleft(node)",
            BRUTE_FORCE, "slow_simulation"),
+    Mutant("forward tasks first, where many ops are simulated", "harness/simulator/compiled/event_loop.py",
+           "return other, forward", "return forward, other",
+           COMPILED, "rules_pick"),
+    Mutant("queues without an order, where many ops are simulated", "harness/simulator/compiled/edges.py",
+           "chains = [EMPTY, *self.chains()]", "chains = [EMPTY]",
+           COMPILED, "those_of_the_reference"),
+    Mutant("messages that nobody keeps, where many ops are simulated", "harness/simulator/compiled/memory.py",
+           "self.hold(target, start, until,", "self.hold(target, start, end,",
+           COMPILED, "those_of_the_reference"),
     Mutant("a network port that nobody shares", "harness/simulator/fair_sharing.py",
            "crossing[resource] = crossing.get(resource, 0.0) + times", "crossing[resource] = times",
            RESOURCES, "six_rings_share"),

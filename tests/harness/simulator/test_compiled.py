@@ -27,7 +27,7 @@ from harness.schedule.builders.myelin import ORDERS, myelin, split_into_chunks
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.builders.periodic import unrolled
 from harness.schedule.families import FAMILIES
-from harness.schedule.policy import RULES
+from harness.schedule.policy import RULES, RuleName
 from harness.schedule.tied_weight_ops import Tie, with_ties
 from harness.schedule.transfers import Transfer, plan_transfers
 from harness.simulator import Deadlock, Simulation, compiled, reference, simulate
@@ -54,7 +54,7 @@ def layers(draw: Callable[..., Any], count: int) -> tuple[LayerProfile, ...]:
 @st.composite
 def cases(draw: Callable[..., Any]) -> Case:
     """A schedule of some builder, with its plan and its profile."""
-    m, n, replicas = draw(st.integers(1, 6)), draw(st.integers(1, 4)), draw(st.sampled_from([1, 1, 2]))
+    m, n, replicas = draw(st.integers(1, 8)), draw(st.integers(1, 4)), draw(st.sampled_from([1, 1, 2]))
     kinds = ["family", "gpipe", "message_driven", "myelin", "deepspeed", "1f1b", "data_parallel"]
     kind = draw(st.sampled_from(kinds))
     chunks = draw(st.integers(1, 3))
@@ -148,10 +148,22 @@ def compare(*arguments: Any) -> None:
 
 
 @pytest.mark.fast
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(200))
 @given(cases(), CLUSTERS, MEMORIES, st.sampled_from([0.0, 0.0, 0.1]))
 def test_results_are_those_of_the_reference(case: Case, cluster: Cluster, memory: MemoryModel, jitter: float) -> None:
     compare(*case, cluster, memory, jitter, 7)
+
+
+@pytest.mark.fast
+@settings(max_examples=examples(100))
+@given(st.data(), st.integers(3, 5), st.integers(4, 10), st.sampled_from(RECOMPUTE), st.sampled_from(PICKING))
+def test_rules_pick_the_same_tasks(data: st.DataObject, n: int, m: int, recompute: str, rule: RuleName) -> None:
+    profile, plan = ModelProfile(layers(data.draw, n)), Plan.contiguous([1] * n, m)
+    schedule = message_driven(m, range(n), plan_transfers(plan, profile, portals=True), rule, None, recompute)
+    blocking = data.draw(st.booleans())
+    compare(
+        schedule, plan, profile, Cluster("t", 1, n, intra=Link(0.5, 0.1), blocking_messages=blocking), MemoryModel()
+    )
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "gpipe with streams", "message_driven", "deepspeed", "replicas"])
