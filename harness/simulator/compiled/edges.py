@@ -21,16 +21,19 @@ NODE_BITS = 31
 
 
 def has_edges(columns: Columns) -> bool:
-    """Whether this module knows all dependencies of a schedule: those of tied weights, of updates in chunks or for each
-    micro-batch, and of optimizer state in the host's memory, it does not."""
+    """Whether this module knows all dependencies of a schedule: those of updates within a step, and of optimizer state
+    in the host's memory, it does not."""
     for op, identity in zip(columns.templates, columns.identity_of, strict=True):
-        if op.kind == "step" and (op.part or (columns.table[identity, 1:] >= 0).any()):
-            return False
-        if op.kind == "collective" and split_part(op.part) in REDUCING and split_part(op.part)[1] != DATA:
+        if op.kind == "step" and (columns.table[identity, 1:] >= 0).any():
             return False
         if op.kind == "copy" and op.peer is None:
             return False
     return True
+
+
+def _chunk(op: Op) -> tuple[int, str]:
+    """Returns the stage and the chunk of an update, or of an all-reduce over replicas; "" where it has none."""
+    return op.stage, op.part.partition("/")[0] if op.kind == "step" else op.part.partition("/")[2]
 
 
 @dataclass
@@ -124,11 +127,8 @@ class Edges:
 
     def ruled(self) -> set[int]:
         """Returns the stages without a fixed order."""
-        found: set[int] = set()
-        for queue, nodes in zip(self.schedule.queues, self.columns.queues, strict=True):
-            if queue.name == "compute" and queue.rule != "in_order":
-                found |= {self.columns.templates[one].stage for one in np.unique(self.columns.template[nodes])}
-        return found
+        queues = (queue for queue in self.schedule.queues if queue.name == "compute" and queue.rule != "in_order")
+        return {op.stage for queue in queues for op in queue.ops}
 
     def limit(self) -> None:
         limit, row = self.schedule.limit, self.columns.identity
@@ -152,17 +152,54 @@ class Edges:
         complete = {stage: columns.nodes(rows) for stage, rows in halves.items()}
         if self.schedule.barrier:
             complete = self.with_all_stages(complete, halves)
-        reduced: dict[int, list[Numbers]] = {stage: [complete[stage]] for stage in stages}
+        in_chunks = {_chunk(op) for op in columns.templates if op.kind == "step" and op.part}
+        of_chunk: dict[tuple[int, str], list[Numbers]] = {}
+        reduced: dict[int, list[Numbers]] = {stage: [EMPTY] for stage in stages}
+        ties = []
         for op, own in self.each_identity():
-            if op.kind == "collective" and split_part(op.part) in REDUCING:
-                nodes = columns.table[own]
+            if op.kind != "collective" or split_part(op.part) not in REDUCING:
+                continue
+            nodes = columns.table[own]
+            if split_part(op.part)[1] != DATA:
+                ties += nodes[nodes >= 0].tolist()
+            elif _chunk(op) in in_chunks:
+                of_chunk.setdefault(_chunk(op), []).append(nodes[nodes >= 0])
+            else:
                 self.all_before(complete[op.stage], nodes[:1][nodes[:1] >= 0])
                 for half in halves[op.stage]:
                     self.add(columns.table[half, 1:], nodes[1:])
                 reduced[op.stage].append(nodes[nodes >= 0])
+        ready = self.with_ties(ties, complete, reduced)
+        for (stage, _), sums in of_chunk.items():
+            self.all_before(ready[stage], np.concatenate(sums))
         for op, own in self.each_identity():
             if op.kind == "step":
-                self.all_before(np.concatenate(reduced[op.stage]), columns.nodes([own]))
+                sums = of_chunk.get(_chunk(op), [ready[op.stage]])
+                self.all_before(np.concatenate(sums), columns.nodes([own]))
+
+    def with_ties(
+        self, ties: list[int], complete: dict[int, Numbers], reduced: dict[int, list[Numbers]]
+    ) -> dict[int, Numbers]:
+        """Adds what all-reduces over copies of a parameter wait for: the gradients of all stages on their devices, and
+        the sums of these over replicas, but those that are later in their queues. Returns after which nodes the
+        gradients of each stage are complete."""
+        sums = {stage: np.concatenate(nodes) for stage, nodes in reduced.items()}
+        ready = {stage: [complete[stage], sums[stage]] for stage in complete}
+        for tie in ties:
+            queues = [
+                (queue, int(np.argmax(nodes == tie)), nodes)
+                for queue, nodes in zip(self.schedule.queues, self.columns.queues, strict=True)
+                if (nodes == tie).any()
+            ]
+            ordered = [
+                nodes[at:] for queue, at, nodes in queues if queue.name != "network" and queue.rule == "in_order"
+            ]
+            later, devices = np.concatenate([EMPTY, *ordered]), {queue.device for queue, _, _ in queues}
+            for stage in (stage for stage, device in enumerate(self.schedule.devices) if device in devices):
+                earlier = sums[stage][~np.isin(sums[stage], later)]
+                self.all_before(np.concatenate([complete[stage], earlier]), np.array([tie]))
+                ready[stage].append(np.array([tie]))
+        return {stage: np.concatenate(nodes) for stage, nodes in ready.items()}
 
     def with_all_stages(self, complete: dict[int, Numbers], halves: dict[int, list[int]]) -> dict[int, Numbers]:
         """Adds the last gradients of all stages to the complete ones of each stage."""

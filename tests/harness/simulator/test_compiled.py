@@ -65,7 +65,7 @@ def cases(draw: Callable[..., Any]) -> Case:
     stages = len(placement)
     skips = (Skip(0, stages - 1, draw(SIZES), "long"),) if stages > 2 and draw(st.booleans()) else ()
     profile = ModelProfile(layers(draw, stages), skips=skips)
-    plan = Plan(Mesh(stages, replicas), tuple(Stage(j, j, device) for j, device in enumerate(placement)), m)
+    plan = Plan(Mesh(data=replicas), tuple(Stage(j, j, device) for j, device in enumerate(placement)), m)
     sent = plan_transfers(plan, profile, portals=kind != "deepspeed" and draw(st.booleans()))
     schedule = build(draw, kind, m, placement, sent, replicas, lambda: family.build(m, n, chunks, sent))
     if kind in ("family", "gpipe", "1f1b", "message_driven"):
@@ -148,7 +148,7 @@ def compare(*arguments: Any) -> None:
 
 
 @pytest.mark.fast
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(400))
 @given(cases(), CLUSTERS, MEMORIES, st.sampled_from([0.0, 0.0, 0.1]))
 def test_results_are_those_of_the_reference(case: Case, cluster: Cluster, memory: MemoryModel, jitter: float) -> None:
     compare(*case, cluster, memory, jitter, 7)
@@ -173,7 +173,7 @@ def test_columns_know_the_schedules_of_pipelines(name: str) -> None:
     family = FAMILIES.get(name, FAMILIES["1f1b"])
     placement = family.placement(n, 2)
     profile = ModelProfile((LayerProfile("l", 1.0, 2.0, output_bytes=3, saved_bytes=5),) * len(placement))
-    plan = Plan(Mesh(n, 2), tuple(Stage(j, j, device) for j, device in enumerate(placement)), m)
+    plan = Plan(Mesh(data=2), tuple(Stage(j, j, device) for j, device in enumerate(placement)), m)
     sent = plan_transfers(plan, profile, portals=True)
     schedule = {
         "gpipe with streams": lambda: gpipe(m, placement, sent),
@@ -184,6 +184,28 @@ def test_columns_know_the_schedules_of_pipelines(name: str) -> None:
     case = schedule, plan, profile, Cluster("t", 4, 2, node_port=Link(0.5, 0.1)), MemoryModel()
     assert compiled.simulated(*case, 0.0, 0) is not None
     compare(*case)
+
+
+def test_weights_that_are_tied_to_those_of_a_device_that_picks() -> None:
+    """Its op of the all-reduce has its own stage; the node has that of the first device."""
+    n, m, tie = 4, 3, Tie("embedding.weight", (0, 1), 40)
+    profile = ModelProfile((LayerProfile("l", 1.0, 2.0, output_bytes=3),) * n)
+    plan = Plan(Mesh(data=2), tuple(Stage(j, j, j) for j in range(n)), m)
+    tasks = message_driven(m, range(n), plan_transfers(plan, profile, portals=True), recompute="always")
+    case = with_ties(with_replicas(tasks, plan, profile), [tie], "compute"), plan, profile, Cluster("t", 8, 1)
+    assert compiled.simulated(*case, MemoryModel(), 0.0, 0) is not None
+    compare(*case, MemoryModel())
+
+
+def test_updates_in_chunks() -> None:
+    n, m, chunks = 3, 3, split_into_chunks(9, 2, 2, 1)
+    profile = ModelProfile((LayerProfile("l", 1.0, 2.0, output_bytes=3, param_bytes=18),) * n)
+    plan = Plan(Mesh(data=2), tuple(Stage(j, j, j) for j in range(n)), m)
+    sent = plan_transfers(plan, profile, portals=True)
+    case = myelin(m, range(n), sent, replicas=2, chunks=[chunks] * n), plan, profile, Cluster("t", 6, 1, intra=Link(1))
+    assert len(chunks) == 5
+    assert compiled.simulated(*case, MemoryModel(), 0.0, 0) is not None
+    compare(*case, MemoryModel())
 
 
 def pattern_case(m: int) -> Case:
