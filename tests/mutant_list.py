@@ -11,6 +11,7 @@ RESOURCES = "tests/harness/simulator/test_resources.py"
 SBP, MYELIN = "tests/engines/sbp", "tests/engines/myelin"
 TUNE = "tests/harness/planning/tune"
 BRUTE_FORCE = "tests/harness/simulator/test_against_brute_force.py"
+COMPILED = "tests/harness/simulator/test_compiled.py"
 
 
 @dataclass(frozen=True)
@@ -331,6 +332,15 @@ MUTANTS = (
     Mutant("last come, first served", "harness/simulator/event_loop.py",
            "self.line(resource, node).append(node)", "self.line(resource, node).appendleft(node)",
            BRUTE_FORCE, "slow_simulation"),
+    Mutant("forward tasks first, where many ops are simulated", "harness/simulator/compiled/event_loop.py",
+           "return other, forward", "return forward, other",
+           COMPILED, "rules_pick"),
+    Mutant("queues without an order, where many ops are simulated", "harness/simulator/compiled/edges.py",
+           "chains = [EMPTY, *self.chains()]", "chains = [EMPTY]",
+           COMPILED, "those_of_the_reference"),
+    Mutant("messages that nobody keeps, where many ops are simulated", "harness/simulator/compiled/memory.py",
+           "self.hold(target, start, until,", "self.hold(target, start, end,",
+           COMPILED, "those_of_the_reference"),
     Mutant("a network port that nobody shares", "harness/simulator/fair_sharing.py",
            "crossing[resource] = crossing.get(resource, 0.0) + times", "crossing[resource] = times",
            RESOURCES, "six_rings_share"),
@@ -349,7 +359,7 @@ MUTANTS = (
     Mutant("activations that are never freed", "harness/simulator/memory_timeline.py",
            "self.bytes += (size, -size)", "self.bytes += (size, 0)",
            "tests/harness/simulator/test_memory_timeline.py", "recomputation_keeps"),
-    Mutant("a gradient that takes no room while it is added", "harness/simulator/memory_timeline.py",
+    Mutant("a gradient that takes no room while it is added", "harness/simulator/stage_bytes.py",
            "accumulated = min(1.0, memory.gradients)", "accumulated = 0.0",
            "tests/harness/simulator/test_memory_timeline.py", "coexists_with"),
     Mutant("kernels that start in no time", "harness/simulator/layer_times.py",
@@ -550,7 +560,7 @@ MUTANTS = (
            "before_s = self.before_s.get(node, 0.0)", "before_s = 0.0",
            "tests/harness/simulator/test_simulate.py", "core_is_free"),
     Mutant("a device that computes while nothing runs", "harness/simulator/__init__.py",
-           "done.start_s[node] += before_s", "pass",
+           "start_s[node] += before_s", "pass",
            "tests/harness/simulator/test_simulate.py", "passes_before_a_task"),
     Mutant("a disturbance that leaves what is before a task", "harness/simulator/lowering.py",
            "self.before_s[node] *= factor", "pass",

@@ -18,18 +18,9 @@ from rich.table import Table
 
 from analysis.bench import history, results
 from harness.core import units
-from harness.core.cluster import Cluster, Link
-from harness.core.memory_model import MemoryModel
-from harness.core.model_profile import LayerProfile, ModelProfile
-from harness.core.plan import Plan
 from harness.host import malloc
 from harness.launch import supervisor
 from harness.run.manifest import manifest
-from harness.schedule import Schedule
-from harness.schedule.builders.gpipe import gpipe
-from harness.schedule.builders.one_f_one_b import one_f_one_b
-from harness.schedule.transfers import plan_transfers
-from harness.simulator import simulate
 
 PICTURE = results.ROOT / "docs" / "race.png"
 ROUNDS = 9
@@ -53,41 +44,11 @@ def planning(rounds: int) -> list[dict[str, Any]]:
     return [{"entry": " ".join(command[1:5]), "step": statistics.median(warm), "quartiles": [min(warm), max(warm)]}]
 
 
-def simulator(rounds: int) -> list[dict[str, Any]]:
-    """48 stages, 1,024 micro-batches: a schedule is made and simulated in one process; messages are ops, too."""
-    profile = ModelProfile((LayerProfile("layer", 1e-3, 2e-3, output_bytes=10**6, saved_bytes=10**6),) * 48)
-    plan = Plan.contiguous([1] * 48, 1024)
-    transfers = plan_transfers(plan, profile, portals=True)
-    cluster = Cluster(devices_per_node=48, intra=Link(1e-6, 1 / 12e9))
-    makers: dict[str, Callable[[], Schedule]] = {
-        "gpipe": lambda: gpipe(1024, range(48), transfers, "never"),
-        "one_f_one_b": lambda: one_f_one_b(1024, range(48), transfers),
-    }
-    rows = []
-    for name, make in makers.items():
-        taken = []
-        for _ in range(rounds // 2 + 1):
-            start = time.perf_counter()
-            schedule = make()
-            simulate(schedule, plan, profile, cluster, MemoryModel())
-            taken.append(time.perf_counter() - start)
-        median, ops = statistics.median(taken), sum(len(queue.ops) for queue in schedule.queues)
-        rows.append(
-            {
-                "entry": name,
-                "step": median,
-                "quartiles": [min(taken), max(taken)],
-                "ops": ops,
-                "ops a second": round(ops / median),
-            }
-        )
-    return rows
-
-
 def _benches() -> dict[str, Callable[[int], list[dict[str, Any]]]]:
     """The benchmarks by name. They import torch, which takes seconds and is not needed for --help."""
     from analysis.bench import captured, gpipe, myelin, race, sbp
     from analysis.bench.prediction import prediction
+    from analysis.bench.simulator import simulator
 
     of_gpipe = (gpipe.two_devices, gpipe.one_device, gpipe.checkpointing, gpipe.components)
     others = (planning, prediction, simulator, sbp.sbp, myelin.messages, captured.captured, race.race)

@@ -73,7 +73,7 @@ def chains(queue: QueueOps, nodes: list[int]) -> list[list[int]]:
 Key = tuple[object, ...]
 
 
-def _key(op: Op, rendezvous: bool) -> Key:
+def node_key(op: Op, rendezvous: bool) -> Key:
     """Returns the identity of a node: entries of queues with the same key are one node."""
     kind = op.kind
     if kind == "collective":
@@ -100,7 +100,7 @@ def _number(schedule: Schedule, graph: Graph, rendezvous: bool) -> dict[Key, int
     for queue in schedule.queues:
         nodes = []
         for op in queue.ops:
-            key = _key(op, rendezvous)
+            key = node_key(op, rendezvous)
             node = index.setdefault(key, len(ops))
             if node == len(ops):
                 ops.append(sender(op) if rendezvous and op.kind == "recv" else op)

@@ -4,32 +4,42 @@
     device 0 -> 1         0>1 0>1                        a message occupies its link, not the devices
     device 1 compute        1F0 1F1 1B1    1B0           1B1 waits for 1F1, 0B1 for 1B1
 
-It is deterministic, and does not import torch.
+It is deterministic, and does not import torch. Schedules of many ops go through `harness.simulator.compiled`, which has
+the same results.
 """
 
 from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from types import ModuleType
 from typing import Any
 
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
-from harness.core.op import COMPUTE
+from harness.core.op import COMPUTE, Op
 from harness.core.plan import Plan
 from harness.core.trace import Span, Trace
 from harness.schedule import Schedule
-from harness.simulator.event_loop import Execution
+from harness.simulator.event_loop import Execution, Work
 from harness.simulator.lowering import LoweredSchedule, sent_kind, slow_replicas
 from harness.simulator.memory_timeline import Peak, peaks
 from harness.simulator.op_durations import TaskCosts
 
-__all__ = ["Deadlock", "Peak", "Simulation", "lower", "simulate"]
+__all__ = ["Deadlock", "Peak", "Simulation", "lower", "reference", "simulate"]
+
+START_OPS, LARGE_OPS = 60_000, 2_000
+"""Schedules of at least `LARGE_OPS` ops are simulated by compiled code once it is loaded. It is when those that a
+process has simulated have `START_OPS` together: numba takes 0.6 s to start, in which so many ops are simulated without
+it. Where the machine code is not in numba's cache, after an installation or a change of it, it takes six seconds
+more."""
+Times = tuple[list[float], list[float]]
+"""When each node starts and ends."""
 
 
 class Deadlock(RuntimeError):
@@ -46,9 +56,9 @@ class Simulation:
     """
 
     schedule: Schedule
-    nodes: list[list[int]]
-    start_s: list[float]
-    end_s: list[float]
+    nodes: Sequence[Sequence[int]]
+    start_s: Sequence[float]
+    end_s: Sequence[float]
     figures: dict[str, Any]
     peaks: tuple[Peak, ...]
 
@@ -80,10 +90,61 @@ def simulate(
     (`cluster.slow`) the slowest one is returned: the others wait for it. Raises `Deadlock` where the schedule
     cannot end, ValueError where it is not valid (an op twice, or missing).
     """
+    compiled = _compiled() if _pays(schedule) else None
+    if compiled is None:
+        return reference(schedule, plan, profile, cluster, memory, jitter, seed, durations)
+    if durations is None:
+        with no_collection():
+            done = compiled.simulated(schedule, plan, profile, cluster, memory, jitter, seed)
+        if done is not None:
+            return Simulation(schedule, *max(done, key=lambda one: float(one.figures["step_time_s"])))
+    return reference(schedule, plan, profile, cluster, memory, jitter, seed, durations, compiled.times_of)
+
+
+def times_of(work: Work, ops: Sequence[Op]) -> Times:
+    """Returns when each node of `work` starts and ends; -1 for one that never ran. `ops` are those of its nodes."""
+    done = Execution(work, ops).run()
+    return done.start_s, done.end_s
+
+
+def reference(
+    schedule: Schedule,
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory: MemoryModel,
+    jitter: float = 0.0,
+    seed: int = 0,
+    durations: Mapping[str, float] | None = None,
+    execute: Callable[[Work, Sequence[Op]], Times] = times_of,
+) -> Simulation:
+    """Does what `simulate` does, without compiled code but for an event loop that is given (`execute`)."""
     with no_collection():
         lowered = lower(schedule, plan, profile, cluster, memory, durations)
-        found = [_executed(one, plan, profile, memory, jitter, seed) for one in lowered]
+        found = [_executed(one, plan, profile, memory, jitter, seed, execute) for one in lowered]
     return max(found, key=lambda one: one.figures["step_time_s"])
+
+
+_seen_ops = 0
+"""Ops of the large schedules that this process has simulated."""
+
+
+def _pays(schedule: Schedule) -> bool:
+    """Whether to simulate a schedule by compiled code."""
+    global _seen_ops
+    ops = sum(len(queue.ops) for queue in schedule.queues)
+    _seen_ops += ops if ops >= LARGE_OPS else 0
+    return ops >= LARGE_OPS and _seen_ops >= START_OPS
+
+
+@cache
+def _compiled() -> ModuleType | None:
+    """Returns the package of compiled code; None where numba does not work, or finds no folder for its cache."""
+    try:
+        from harness.simulator import compiled
+    except (ImportError, RuntimeError):
+        return None
+    return compiled
 
 
 @contextmanager
@@ -100,19 +161,25 @@ def no_collection() -> Iterator[None]:
 
 
 def _executed(
-    lowered: LoweredSchedule, plan: Plan, profile: ModelProfile, memory: MemoryModel, jitter: float, seed: int
+    lowered: LoweredSchedule,
+    plan: Plan,
+    profile: ModelProfile,
+    memory: MemoryModel,
+    jitter: float,
+    seed: int,
+    execute: Callable[[Work, Sequence[Op]], Times],
 ) -> Simulation:
     if jitter:
         lowered.disturb(jitter, seed)
-    done = Execution(lowered.work, lowered.graph.ops).run()
-    if min(done.end_s) < 0:
-        raise Deadlock("the schedule cannot continue:\n" + "\n".join(lowered.stuck(done.end_s)))
+    start_s, end_s = execute(lowered.work, lowered.graph.ops)
+    if min(end_s) < 0:
+        raise Deadlock("the schedule cannot continue:\n" + "\n".join(lowered.stuck(end_s)))
     for node, before_s in lowered.before_s.items():
-        done.start_s[node] += before_s  # until then its device is idle
+        start_s[node] += before_s  # until then its device is idle
     schedule = lowered.schedule
-    filled = peaks(lowered.graph, done.start_s, done.end_s, schedule, plan, profile, memory)
-    figures = _figures(lowered, done, plan) | {"peak_memory_bytes": [peak.bytes for peak in filled]}
-    return Simulation(schedule, lowered.graph.queues, done.start_s, done.end_s, figures, filled)
+    filled = peaks(lowered.graph, start_s, end_s, schedule, plan, profile, memory)
+    figures = _figures(lowered, start_s, end_s, plan) | {"peak_memory_bytes": [peak.bytes for peak in filled]}
+    return Simulation(schedule, lowered.graph.queues, start_s, end_s, figures, filled)
 
 
 def lower(
@@ -129,14 +196,12 @@ def lower(
     return [LoweredSchedule(schedule, cluster, costs, durations, slow) for slow in slow_replicas(schedule, cluster)]
 
 
-def _figures(lowered: LoweredSchedule, done: Execution, plan: Plan) -> dict[str, Any]:
-    step_time_s = max(done.end_s)
+def _figures(lowered: LoweredSchedule, start_s: list[float], end_s: list[float], plan: Plan) -> dict[str, Any]:
+    step_time_s = max(end_s)
     busy_s = dict.fromkeys(plan.devices, 0.0)
     for queue, nodes in lowered.queues():
         if queue.name == "compute":
-            spans = (
-                done.end_s[n] - done.start_s[n] for op, n in zip(queue.ops, nodes, strict=True) if op.kind in COMPUTE
-            )
+            spans = (end_s[n] - start_s[n] for op, n in zip(queue.ops, nodes, strict=True) if op.kind in COMPUTE)
             busy_s[queue.device] += sum(spans)
     utilization = [busy_s[device] / step_time_s if step_time_s else 0.0 for device in plan.devices]
     return {

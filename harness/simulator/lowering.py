@@ -11,11 +11,11 @@ from harness.core.cluster import Cluster
 from harness.core.op import COMPUTE, Op
 from harness.schedule import QueueOps, Schedule
 from harness.schedule.dependency_graph import DATA, Graph, build_graph, chains, split_part
-from harness.schedule.optimizer_chunks import copy_direction
 from harness.simulator.event_loop import Work
 from harness.simulator.fair_sharing import Flow, Resource, fair_rates
 from harness.simulator.op_durations import TaskCosts, disturbances, given_duration
-from harness.simulator.routes import Route, Routes
+from harness.simulator.prices import Prices
+from harness.simulator.routes import Route
 
 
 class LoweredSchedule:
@@ -41,7 +41,7 @@ class LoweredSchedule:
         self.price()
         if schedule.message_order and durations is None:
             self.order_messages()
-        if durations is None and self.shared_cores():
+        if durations is None and shared_cores(schedule, cluster):
             self.share_cores()
 
     def order(self) -> None:
@@ -74,82 +74,33 @@ class LoweredSchedule:
             for node, op in enumerate(self.graph.ops):
                 seconds[node] = given_duration(op, durations)
             return
-        routes = Routes(self.schedule, self.cluster)
+        prices = Prices(self.schedule, self.cluster, self.costs, self.slow)
         split = {(op.stage, op.micro_batch) for op in self.graph.ops if op.kind == "W"}
         for node, op in enumerate(self.graph.ops):
             kind = op.kind
-            if kind == "step" and op.part:
-                seconds[node] = self.costs.chunk_s(op.stage, op.bytes) * self.factor(op)
-            elif kind in COMPUTE:
-                task = "I" if kind == "B" and (op.stage, op.micro_batch) in split else kind
-                seconds[node] = self.costs.seconds[task][op.stage] * self.factor(op)
+            if kind in COMPUTE:
+                seconds[node] = prices.task_s(op, (op.stage, op.micro_batch) in split)
             elif op.seconds is not None:
                 seconds[node] = op.seconds
-            elif copy_direction(op)[0]:
-                seconds[node] = self.costs.bucket_s(op.bytes)
             elif kind == "collective":
-                self.take(node, self.called(op, self.exposed(op, routes.collective(op, self.members[node]))))
+                self.take(node, prices.collective(op, self.members[node]))
             elif kind != "recv":
-                self.take(node, routes.message(op))
-        self.wait_for_the_host()
+                self.take(node, prices.message(op))
+        self.wait_for_the_host(prices)
         if self.blocking:
             self.block()
 
-    def wait_for_the_host(self) -> None:
+    def wait_for_the_host(self, prices: Prices) -> None:
         """Notes what passes before each task, which is part of its seconds; before a device's first one there is what
         passes once in a step, too."""
         costs = self.cluster.engine_costs
         if not (costs.host_s or costs.step_s):
             return
-        devices = self.schedule.devices
         for node, op in enumerate(self.graph.ops):
-            if op.kind not in COMPUTE:
-                continue
-            begins = op.kind == "F" and op.micro_batch == 0 and devices.index(devices[op.stage]) == op.stage
-            more_s = costs.step_s * self.factor(op) if begins else 0.0
-            self.work.seconds[node] += more_s
-            self.before_s[node] = costs.host_s * self.factor(op) + more_s
-
-    @cached_property
-    def call_s(self) -> float:
-        """What the engine takes for each call of a collective."""
-        return self.cluster.engine_costs.of("collective").base_s
-
-    def called(self, op: Op, route: Route) -> Route:
-        """The route with what the engine takes for its calls."""
-        return replace(route, seconds=route.seconds + self.call_s * op.calls) if self.call_s else route
-
-    def factor(self, op: Op) -> float:
-        """Returns how many times as long the tasks of an op's device take as those of the others."""
-        return self.slow.get(self.schedule.devices[op.stage], 1.0)
-
-    def exposed(self, op: Op, route: Route) -> Route:
-        """What is left of a collective's calls when they run while a task computes: the first or the last of them, what
-        takes longer than the task, and what the kernels of both lose to each other. CPU devices wait for each call.
-
-        F          |===layer 0===|===layer 1===|===layer 2===|
-        gathers  |0|1|2|                          here the first one is exposed, and 1 - `overlap` of 1 and 2
-        """
-        if op.overlaps is None or self.cluster.cores:
-            return route
-        kind, share = op.overlaps
-        whole_s = self.alone_s(route)
-        task_s = self.costs.seconds[kind][op.stage] * self.factor(op)
-        covered_s = min(share * task_s, whole_s) * (1 - 1 / op.calls)
-        hidden_s = self.cluster.overlap * covered_s
-        left = 1 - hidden_s / whole_s if whole_s else 1.0
-        flow = replace(route.flow, amount=route.flow.amount * left) if route.flow else None
-        return replace(route, seconds=route.seconds * left, flow=flow)
-
-    def alone_s(self, route: Route) -> float:
-        """Returns what a route takes if nothing else crosses the ports but what its counterparts send."""
-        if route.flow is None:
-            return route.seconds
-        port = 1 / self.cluster.node_port.beta_s_per_byte
-        alone = 1 / self.cluster.alone_s_per_byte
-        shares = (alone if uses == 1 else port / uses for uses in route.flow.uses.values())
-        rate = min([route.flow.cap, *shares])
-        return route.seconds + route.flow.amount / rate
+            if op.kind in COMPUTE:
+                more_s = prices.beginning_s(op)
+                self.work.seconds[node] += more_s
+                self.before_s[node] = costs.host_s * prices.factor(op) + more_s
 
     def uncontended_s(self, node: int) -> float:
         """Returns the seconds of a node if nothing else is under way."""
@@ -217,11 +168,6 @@ class LoweredSchedule:
     def queues(self) -> list[tuple[QueueOps, list[int]]]:
         return list(zip(self.schedule.queues, self.graph.queues, strict=True))
 
-    def shared_cores(self) -> bool:
-        """Returns whether a node has more busy devices than cores."""
-        used = len(set(self.schedule.devices)) * self.schedule.replicas * self.schedule.tensor
-        return 0 < self.cluster.cores < min(used, self.cluster.devices_per_node)
-
     def share_cores(self) -> None:
         """Turns tasks and copies on CPU devices into flows of seconds of work through their node's cores. What passes
         before a task needs none."""
@@ -241,7 +187,7 @@ class LoweredSchedule:
 
     def disturb(self, spread: float, seed: int) -> None:
         """Multiplies every duration by a factor drawn around 1."""
-        for node, factor in enumerate(disturbances(self.graph, spread, seed)):
+        for node, factor in enumerate(disturbances(len(self.graph.before), spread, seed)):
             self.work.seconds[node] *= factor
             if node in self.before_s:
                 self.before_s[node] *= factor
@@ -275,6 +221,12 @@ class LoweredSchedule:
 
     def name(self, node: int) -> str:
         return "the outputs of all micro-batches" if node == self.graph.barrier else str(self.graph.ops[node])
+
+
+def shared_cores(schedule: Schedule, cluster: Cluster) -> bool:
+    """Returns whether a node has more busy devices than cores."""
+    used = len(set(schedule.devices)) * schedule.replicas * schedule.tensor
+    return 0 < cluster.cores < min(used, cluster.devices_per_node)
 
 
 def slow_replicas(schedule: Schedule, cluster: Cluster) -> list[dict[int, float]]:

@@ -17,7 +17,7 @@ MadPipe's does, copies and the working set of a backward task cost nothing, as i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,9 +25,12 @@ import numpy as np
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.op import Op
-from harness.core.plan import Plan, Stage
+from harness.core.plan import Plan
 from harness.schedule import Schedule
 from harness.schedule.dependency_graph import DATA, Graph, build_graph, split_part
+from harness.simulator.stage_bytes import Arriving, HeldBytes, StageBytes, working_bytes
+
+__all__ = ["Kept", "Peak", "kept", "peaks", "working_bytes"]
 
 
 @dataclass(frozen=True)
@@ -95,60 +98,6 @@ def peaks(
     return tuple(timeline.peak(device) for device in plan.devices)
 
 
-def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: float = 0.0) -> int:
-    """Returns the bytes that the backward pass of `first`..`last` needs at its peak beyond what it frees, layer by
-    layer:
-
-    saved by   first ... l | gradients of l's output, input and parameters, and of inner skips that pass over l
-                           | what else l works with (`LayerProfile.working_bytes`)
-
-    The new gradient of parameters (`accumulated` times their bytes) coexists with the one that it is added to.
-    """
-    saved = beyond = 0
-    for number, gradients in _gradients(profile, first, last):
-        layer = profile.layers[number]
-        needed = gradients + round(layer.param_bytes * accumulated) + layer.working_bytes
-        beyond = max(beyond, needed - saved)
-        saved += layer.saved_bytes
-    return beyond
-
-
-def inputs_working_bytes(memory: MemoryModel, profile: ModelProfile, first: int, last: int) -> int:
-    """Returns the bytes of the half of a backward pass for the inputs at its peak: it frees nothing, and keeps what
-    that for the weights needs. In the first stage, whose inputs need no gradient, there is nothing to do."""
-    delayed = beyond = 0
-    for number, gradients in _gradients(profile, first, last) if first else ():
-        beyond = max(beyond, delayed + gradients + profile.layers[number].working_bytes)
-        delayed += memory.delayed_of(profile, number)
-    return max(beyond, delayed)
-
-
-def _gradients(profile: ModelProfile, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yields layers, the last one first, with the bytes of the gradients of their output, input and inner skips."""
-    inside = [s for s in profile.skips if first <= s.source and s.target <= last]
-    for number in reversed(range(first, last + 1)):
-        gradients = profile.layers[number].output_bytes + (profile.boundary_bytes(number) if number else 0)
-        yield number, gradients + sum(s.bytes for s in inside if s.source < number <= s.target)
-
-
-@dataclass(frozen=True)
-class StageBytes:
-    """Bytes that the tasks of one stage hold, for one micro-batch.
-
-    `checkpoint` is that of a task that will be recomputed, `delayed` what a backward task leaves for that of the
-    weights, `first_working` that of the first backward task, which finds no gradients to add to (but a flat buffer),
-    `inputs_working` that of one for the inputs alone.
-    """
-
-    checkpoint: int
-    saved: int
-    outputs: int
-    delayed: int
-    first_working: int
-    working: int
-    inputs_working: int
-
-
 @dataclass(frozen=True)
 class Kept:
     """What a schedule keeps on each device: the bytes of each stage's tasks; what arrives at it in a forward pass, and
@@ -166,13 +115,13 @@ def kept(schedule: Schedule, plan: Plan, profile: ModelProfile, memory: MemoryMo
     at_once = [0.0] * len(graph.before)
     timeline = _MemoryTimeline(graph, at_once, at_once, schedule, plan, profile, memory)
     received, gradients = (
-        [sum(timeline.arriving[number, forward].values()) for number in range(len(plan.stages))]
+        [sum(timeline.messages(number, forward).values()) for number in range(len(plan.stages))]
         for forward in (True, False)
     )
     return Kept(timeline.stages, received, gradients, {d: sum(timeline.resident(d).values()) for d in plan.devices})
 
 
-class _MemoryTimeline:
+class _MemoryTimeline(HeldBytes):
     def __init__(
         self,
         graph: Graph,
@@ -184,8 +133,7 @@ class _MemoryTimeline:
         memory: MemoryModel,
     ) -> None:
         self.graph, self.start_s, self.end_s = graph, start_s, end_s
-        self.schedule, self.plan, self.profile, self.memory = schedule, plan, profile, memory
-        self.whole = memory.activations == "saved"
+        super().__init__(schedule, plan, profile, memory, _arriving(graph))
         self.passing = memory.messages in ("passing", "posted")
         self.last_s = max(end_s, default=0.0)
         self.changes_of = {device: _Changes() for device in plan.devices}
@@ -195,14 +143,8 @@ class _MemoryTimeline:
         self.first_backward = {  # of each stage
             stage: min(nodes, key=lambda node: start_s[node]) for stage, nodes in _by_stage(graph, "B").items()
         }
-        self.streams = any(queue.name == "copy in" and _between_devices(queue.ops) for queue in schedule.queues)
+        self.streams = any(queue.name == "copy in" and between_devices(queue.ops) for queue in schedule.queues)
         self.recomputed = {(op.stage, op.micro_batch) for op in graph.ops if op.kind == "R"}
-        # what messages bring a stage, forward and back, "" being its input and its gradient
-        self.arriving: dict[tuple[int, bool], dict[str, int]] = defaultdict(dict)
-        for op in graph.ops:
-            if op.kind in ("copy", "send") and op.peer is not None:
-                self.arriving[op.stage if op.kind == "copy" else op.peer, op.forward][op.part] = op.bytes
-        self.stages = [self.stage_bytes(number, stage) for number, stage in enumerate(plan.stages)]
 
     def write(self) -> None:
         for node, op in enumerate(self.graph.ops):
@@ -215,7 +157,7 @@ class _MemoryTimeline:
                 self.changes(op.stage).hold(self.start_s[node], self.end_s[node], self.working(node, op), WORKING)
                 if self.memory.messages in ("copied", "posted"):
                     # gradients of skips: in addition to their buffers, or until the task has ended and they are sent
-                    arriving = self.arriving[op.stage, self.memory.messages == "posted"]
+                    arriving = self.messages(op.stage, self.memory.messages == "posted")
                     skips = sum(size for part, size in arriving.items() if part)
                     self.changes(op.stage).hold(self.start_s[node], self.end_s[node], skips, RECEIVED)
                 later = self.end_s[self.weights.get((op.stage, op.micro_batch), node)]
@@ -223,8 +165,7 @@ class _MemoryTimeline:
             elif kind == "W" and self.whole and not op.stage:  # in the first stage it is the whole backward pass
                 self.changes(op.stage).hold(self.start_s[node], self.end_s[node], self.stages[0].working, WORKING)
             elif kind == "collective" and split_part(op.part) in SUMS:
-                stage = self.plan.stages[op.stage]
-                size = round(self.memory.reducing * self.profile.parameter_bytes(stage.first, stage.last))
+                size = self.reducing(op.stage)
                 self.changes(op.stage).hold(self.start_s[node], self.end_s[node], size, REDUCING)
 
     def working(self, node: int, op: Op) -> int:
@@ -250,7 +191,7 @@ class _MemoryTimeline:
                 changes.hold(start, end, sizes.checkpoint, CHECKPOINTS)
                 return
             if self.memory.messages == "copied":
-                changes.hold(start, self.end_s[node], sum(self.arriving[op.stage, True].values()), RECEIVED)
+                changes.hold(start, self.end_s[node], sum(self.messages(op.stage, True).values()), RECEIVED)
         changes.hold(start, end, sizes.saved, SAVED)
 
     def message(self, node: int, op: Op) -> None:
@@ -275,8 +216,8 @@ class _MemoryTimeline:
         """Returns when the buffer of what `stage` sends begins: after the backward task for a skip that the task
         saves."""
         place = (stage, op.micro_batch)
-        copied = (
-            self.memory.messages == "copied" and op.part in self.arriving[stage, True]
+        copied = self.memory.messages == "copied" and op.part in self.messages(
+            stage, True
         )  # a skip that passes through
         saved = op.forward and bool(op.part) and place not in self.recomputed and not copied
         return self.end_s[(self.forward if op.forward and not saved else self.backward).get(place, node)]
@@ -288,7 +229,7 @@ class _MemoryTimeline:
         stages.
         """
         if self.memory.messages == "kept" and len(self.plan.stages) > len(self.plan.devices):
-            return 0.0 if op.part in self.arriving[stage, op.forward] else self.last_s
+            return 0.0 if op.part in self.messages(stage, op.forward) else self.last_s
         user = self.backward.get((stage, op.micro_batch))
         if not self.passing and op.forward and user is not None:
             return self.start_s[user]
@@ -301,85 +242,12 @@ class _MemoryTimeline:
         later = self.forward.get((stage, op.micro_batch + KEPT_MICRO_BATCHES))
         return self.last_s if later is None else self.end_s[later]
 
-    def stage_bytes(self, number: int, stage: Stage) -> StageBytes:
-        """Returns the bytes of a stage's tasks; a memory model of layer inputs counts nothing else."""
-        profile, memory = self.profile, self.memory
-        task = memory.task_bytes(profile, stage.first, stage.last)
-        if not self.whole:
-            return StageBytes(memory.checkpoint_bytes(profile, stage.first, stage.last), task, 0, 0, 0, 0, 0)
-        brought = self.arriving[number, True]
-        counted = (stage.first == 0 or "" in brought) and memory.messages != "copied"
-        if counted:  # the input, which the first layer saves, is counted already
-            task -= min(profile.boundary_bytes(stage.first), profile.layers[stage.first].saved_bytes)
-        checkpoint = 0 if "" in brought or stage.first == 0 else profile.boundary_bytes(stage.first)
-        checkpoint += sum(s.bytes for s in profile.skips_into(stage.first, stage.last) if s.name not in brought)
-        checkpoint += sum(brought.values()) if memory.messages == "copied" else 0
-        accumulated = min(1.0, memory.gradients)
-        return StageBytes(
-            checkpoint,
-            task,
-            self.output_bytes(number),
-            memory.delayed_bytes(profile, stage.first, stage.last),
-            working_bytes(profile, stage.first, stage.last, accumulated if memory.flat else 0.0),
-            working_bytes(profile, stage.first, stage.last, accumulated),
-            inputs_working_bytes(memory, profile, stage.first, stage.last),
-        )
-
-    def output_bytes(self, number: int) -> int:
-        """Returns the bytes of the model's output, which waits for the loss, or of what the loss keeps of it.
-
-        A gathered output has a gradient of the same size. Engines that keep messages keep the output in addition, those
-        that copy messages also the previous one.
-        """
-        if number != len(self.plan.stages) - 1:
-            return 0
-        copies = 2 if self.schedule.loss == "gathered" else {"kept": 2, "copied": 3}.get(self.memory.messages, 1)
-        return self.profile.layers[-1].output_bytes * copies
-
-    def resident(self, device: int) -> dict[str, int]:
-        """Returns what is always allocated: model state, and on the first stage's device the whole mini-batch."""
-        held = [stage for stage in self.plan.stages if stage.device == device]
-        layers = [number for stage in held for number in range(stage.first, stage.last + 1)]
-        numbers = [number for number, stage in enumerate(self.plan.stages) if stage.device == device]
-        parts = self.memory.state_parts(self.profile, layers)
-        if self.memory.copies:
-            parts["weights"] = sum(self.copies(number) for number in numbers)
-        if self.whole and self.plan.stages[0] in held:
-            parts["mini-batch"] = self.plan.micro_batches * self.profile.input_bytes
-        parts["buffers of messages"] = sum(map(self.buffers, numbers)) if self.whole else 0
-        return parts
-
-    def copies(self, number: int) -> int:
-        """Returns the bytes of all copies of a stage's weights."""
-        stage = self.plan.stages[number]
-        own = self.profile.parameter_bytes_of(range(stage.first, stage.last + 1))
-        return round(own * self.memory.weights * self.memory.copies[number])
-
-    def buffers(self, number: int) -> int:
-        """Returns the bytes of permanent buffers for what arrives at a stage."""
-        if self.memory.messages == "passing":
-            return 0
-        each = sum(sum(self.arriving[number, forward].values()) for forward in (True, False))
-        if self.memory.messages in ("copied", "posted"):
-            return each
-        return self.plan.micro_batches * (each + 2 * self.from_same_device(number))
-
-    def from_same_device(self, number: int) -> int:
-        """Returns the bytes that a stage gets from the previous one on the same device, for one micro-batch.
-
-        Skips that only pass through the previous stage are in its own buffers."""
-        previous, stage = self.plan.stages[max(0, number - 1)], self.plan.stages[number]
-        if number == 0 or previous.device != stage.device:
-            return 0
-        skips = (s.bytes for s in self.profile.skips if previous.first <= s.source < stage.first <= s.target)
-        return self.profile.boundary_bytes(stage.first) + sum(skips)
-
     def peak(self, device: int) -> Peak:
         """Returns the peak of a device. Of changes at the same moment the free comes first."""
         resident, changes = self.resident(device), self.changes_of[device]
         base = sum(resident.values())
         if not changes.at_s:
-            return Peak(device, 0.0, base, _without_zeros(resident), base)
+            return Peak(device, 0.0, base, without_zeros(resident), base)
         at_s, change, what = np.array(changes.at_s), np.array(changes.bytes, dtype=np.int64), np.array(changes.what)
         order = np.lexsort((change > 0, at_s))
         live = np.cumsum(change[order])
@@ -389,12 +257,20 @@ class _MemoryTimeline:
         pools = np.array(changes.pool)[order]
         reserved = sum(int(np.cumsum(change[order][pools == pool]).max()) for pool in np.unique(pools))
         held = base + int(live[highest])
-        return Peak(device, float(at_s[order[highest]]), held, _without_zeros(resident | parts), base + reserved)
+        return Peak(device, float(at_s[order[highest]]), held, without_zeros(resident | parts), base + reserved)
 
 
-def _between_devices(ops: Sequence[Op]) -> bool:
+def between_devices(ops: Sequence[Op]) -> bool:
     """Whether copies of a queue bring messages of other stages: others are of the optimizer's state."""
     return any(op.peer is not None for op in ops)
+
+
+def _arriving(graph: Graph) -> Arriving:
+    found: Arriving = defaultdict(dict)
+    for op in graph.ops:
+        if op.kind in ("copy", "send") and op.peer is not None:
+            found[op.stage if op.kind == "copy" else op.peer, op.forward][op.part] = op.bytes
+    return found
 
 
 def _by_stage(graph: Graph, kind: str) -> dict[int, list[int]]:
@@ -405,5 +281,5 @@ def _by_stage(graph: Graph, kind: str) -> dict[int, list[int]]:
     return nodes_of
 
 
-def _without_zeros(parts: dict[str, int]) -> dict[str, int]:
+def without_zeros(parts: dict[str, int]) -> dict[str, int]:
     return {name: size for name, size in parts.items() if size}

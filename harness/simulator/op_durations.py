@@ -12,7 +12,6 @@ from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Plan
-from harness.schedule.dependency_graph import Graph
 
 Seconds = dict[str, list[float]]
 KERNELS = 12
@@ -98,7 +97,7 @@ def given_duration(op: Op, durations: Mapping[str, float]) -> float:
     return seconds
 
 
-def disturbances(graph: Graph, spread: float, seed: int) -> list[float]:
+def disturbances(count: int, spread: float, seed: int) -> list[float]:
     """Draws a factor for each node: normal around 1, at least 0; the same for the same seed."""
     draw = random.Random(seed)
-    return [max(0.0, draw.gauss(1.0, spread)) for _ in graph.before]
+    return [max(0.0, draw.gauss(1.0, spread)) for _ in range(count)]
