@@ -26,7 +26,7 @@ PICTURE = results.ROOT / "docs" / "race.png"
 ROUNDS = 9
 NAMES = (
     *("two_devices", "one_device", "checkpointing", "components"),
-    *("planning", "prediction", "simulator", "sbp", "messages", "captured", "race"),
+    *("planning", "prediction", "simulator", "tune", "sbp", "messages", "captured", "race"),
 )
 """The benchmarks, in the order in which they run."""
 
@@ -49,9 +49,10 @@ def _benches() -> dict[str, Callable[[int], list[dict[str, Any]]]]:
     from analysis.bench import captured, gpipe, myelin, race, sbp
     from analysis.bench.prediction import prediction
     from analysis.bench.simulator import simulator
+    from analysis.bench.tune import tune
 
     of_gpipe = (gpipe.two_devices, gpipe.one_device, gpipe.checkpointing, gpipe.components)
-    others = (planning, prediction, simulator, sbp.sbp, myelin.messages, captured.captured, race.race)
+    others = (planning, prediction, simulator, tune, sbp.sbp, myelin.messages, captured.captured, race.race)
     return dict(zip(NAMES, (*of_gpipe, *others), strict=True))
 
 
