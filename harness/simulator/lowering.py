@@ -79,7 +79,7 @@ class LoweredSchedule:
         for node, op in enumerate(self.graph.ops):
             kind = op.kind
             if kind in COMPUTE:
-                seconds[node] = prices.task_s(op, (op.stage, op.micro_batch) in split)
+                seconds[node] = prices.task_s(op, kind == "B" and (op.stage, op.micro_batch) in split)
             elif op.seconds is not None:
                 seconds[node] = op.seconds
             elif kind == "collective":

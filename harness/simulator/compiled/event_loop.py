@@ -4,8 +4,9 @@ What that module says about nodes, resources, rules and instants holds here, too
 `harness.simulator.fair_sharing` says about flows. Everything is a number: nodes, resources, and the places in
 `Tables.needs`, one for each resource that a node needs, which stand in the lines in which nodes wait.
 
-numba keeps the machine code next to this file (or in NUMBA_CACHE_DIR) until the file changes. Functions that call one
-another have to be in one file: numba looks at no other when it decides whether to compile again.
+numba keeps the machine code next to this file (or in NUMBA_CACHE_DIR) until the file changes. It looks at no other one
+when it decides whether to compile again: so functions that call one another are in one file with their constants, and
+numbers of other modules are arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from harness.simulator.compiled.tables import ALTERNATE, FIFO, FORWARD_FIRST, NO_RULE, Seconds, Tables
+from harness.schedule.policy import RULES
+from harness.simulator.compiled.tables import Seconds, Tables
 from harness.simulator.event_loop import SAME
 
 TAKES, STARTS, ENDS, ARRIVED = range(4)
@@ -38,6 +40,8 @@ EVENT = np.dtype([("at_s", np.float64), ("node", np.int64)])
 USE = np.dtype([("shared", np.int64), ("times", np.float64)])
 SHARED = np.dtype([(name, np.float64) for name in ("capacity", "alone", "room", "crossing")])
 """A resource that flows share; `room` is what is left of it while rates are computed."""
+NO_RULE, FIFO, FORWARD_FIRST, BACKWARD_FIRST, ALTERNATE = range(-1, 4)
+CODES = {"fifo": FIFO, "forward_first": FORWARD_FIRST, "backward_first": BACKWARD_FIRST, "alternate": ALTERNATE}
 URGENT, FORWARD, OTHER = range(3)
 """The lines: urgent nodes, forward tasks, other tasks."""
 PICKING, FLOWING, ENDED, READY, CHANGED, EVENTS, STALE = range(7)
@@ -60,14 +64,15 @@ def execute(tables: Tables) -> tuple[Seconds, Seconds]:
     flows["node"][:-1] = np.flatnonzero(tables.flow >= 0)
     places = _filled(PLACE, len(tables.needs), resource=tables.needs, owner=tables.owner)
     places["next"] = -1
-    resources = _filled(RESOURCE, len(tables.rules), rule=tables.rules)
+    codes = np.array([CODES.get(rule, NO_RULE) for rule in RULES] + [NO_RULE])  # the last one is that of -1
+    resources = _filled(RESOURCE, len(tables.rules), rule=codes[tables.rules])
     resources["previous"] = resources["first"] = resources["last"] = -1
     uses = _filled(USE, len(tables.uses), shared=tables.uses, times=tables.times)
     shared = _filled(SHARED, len(tables.capacity), capacity=tables.capacity, alone=tables.alone)
     events = np.zeros(count + 1, dtype=EVENT)
     lists = np.zeros((CHANGED + 1, max(count, 2 * len(places), len(resources))), dtype=np.int64)
     counts, flows_s = np.zeros(STALE + 1, dtype=np.int64), np.zeros(1)
-    _run(times, nodes, tables.after, places, resources, events, flows, uses, shared, lists, counts, flows_s)
+    _run(times, nodes, tables.after, places, resources, events, flows, uses, shared, lists, counts, flows_s, SAME)
     return times[STARTS], times[ENDS]
 
 
@@ -79,7 +84,7 @@ def _filled(dtype: np.dtype, size: int, **columns: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True)
-def _run(times, nodes, after, places, resources, events, flows, uses, shared, lists, count, flows_s):  # type: ignore[no-untyped-def]
+def _run(times, nodes, after, places, resources, events, flows, uses, shared, lists, count, flows_s, same):  # type: ignore[no-untyped-def]
     now = 0.0
     for node in range(times.shape[1]):
         if nodes[MISSING, node] == 0:
@@ -88,13 +93,13 @@ def _run(times, nodes, after, places, resources, events, flows, uses, shared, li
     while count[EVENTS] or count[FLOWING] or count[PICKING]:
         flow_s, flow = _next_flow(flows, uses, shared, lists, count, flows_s) if count[FLOWING] else (np.inf, -1)
         event_s = events[0].at_s if count[EVENTS] else np.inf
-        if count[PICKING] and min(flow_s, event_s) > now * SAME:
+        if count[PICKING] and min(flow_s, event_s) > now * same:
             _pick_all(times, nodes, places, resources, events, lists, count, now)
             continue
         count[ENDED] = 0
         if count[EVENTS] and event_s <= flow_s:
             now = event_s
-            while count[EVENTS] and events[0].at_s <= now * SAME:
+            while count[EVENTS] and events[0].at_s <= now * same:
                 node = _pop(events, count)
                 flow = nodes[FLOW_OF, node]
                 if flow >= 0 and flows[flow].amount > 0:

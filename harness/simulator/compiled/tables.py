@@ -17,8 +17,7 @@ Numbers = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 NO_RULE = -1
-FIFO, FORWARD_FIRST, ALTERNATE = (RULES.index(rule) for rule in ("fifo", "forward_first", "alternate"))
-"""Rules are numbers: their places in `RULES`."""
+"""Rules are numbers: their places in `RULES`, or this one."""
 
 
 class Tables(NamedTuple):
