@@ -99,11 +99,11 @@ def test_a_schedule_that_was_counted_is_not_made_again_for_its_memory() -> None:
     bench.engine.schedule = counting
     peaks = [
         Estimate(bench.engine, bench.layout(one, net(EVEN, one.micro_batch)), flying).peaks
-        for one in (Candidate(1, Mesh(2, 4), 64), Candidate(2, Mesh(2, 4), 64), Candidate(1, Mesh(1, 4), 32))
+        for one in (Candidate(1, Mesh(2, 4), 8), Candidate(2, Mesh(2, 4), 16), Candidate(1, Mesh(1, 4), 4))
     ]
     assert len(made) == 1
     assert max(peaks[1]) > max(peaks[0]), "of larger micro-batches"
-    Estimate(bench.engine, bench.layout(Candidate(1, Mesh(2, 2), 64), net(EVEN)), flying)
+    Estimate(bench.engine, bench.layout(Candidate(1, Mesh(2, 2), 8), net(EVEN)), flying)
     assert len(made) == 2, "another number of stages"
 
 
