@@ -303,6 +303,11 @@ class Engine(ABC):
         """
         return []
 
+    def refuses_layers(self, request: PlanRequest, profile: ModelProfile) -> list[Problem]:
+        """Return the problems that the model's layers cause in every plan for this request: none has to be made
+        then."""
+        return []
+
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """Return the problems that keep the engine from executing this plan, other than those of `refuses`."""
         return []

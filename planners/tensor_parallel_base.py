@@ -58,8 +58,8 @@ class SplitProblem:
     available: float
     needed: Callable[[Route], float]
     limit: float
-    known: dict[tuple[Routes, Ends, Rules], list[Route]] = field(default_factory=dict)
-    """Routes that were made, which many limits choose from."""
+    known: dict[tuple[Routes, Ends, Rules], list[Route]] = field(default_factory=dict, compare=False, repr=False)
+    """Routes that were made, which many limits choose from; of this chain and these costs, but for their rules."""
 
     @property
     def evenly(self) -> float:

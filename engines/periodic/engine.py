@@ -21,6 +21,7 @@ What it cannot do:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -38,7 +39,7 @@ from harness.core.staleness import Corrections, of_group
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec
 from harness.schedule import Schedule
 from harness.schedule.dependency_graph import MESSAGES
-from harness.schedule.tied_weight_ops import tied_stages
+from harness.schedule.tied_weight_ops import always_tied, tied_stages
 from harness.schedule.transfers import Transfer
 
 
@@ -94,10 +95,18 @@ class PeriodicEngine(Engine):
         fixes = tuple({"engine.update_every": number} for number in divisors.nearest_divisors(m, every))
         return [Problem("engine.update_every", every, f"does not divide batch.micro_batches {m}", fixes)]
 
+    def refuses_layers(self, request: PlanRequest, profile: ModelProfile) -> list[Problem]:
+        """Parameters that stages share wherever these are cut."""
+        stages, layers = request.pipeline, len(profile.layers)
+        names = always_tied(profile, stages) if stages <= layers else set()
+        cut = Plan.contiguous([1] * (stages - 1) + [layers - stages + 1]) if names else None
+        return _tied(cut, profile, names) if cut else []
+
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         if plan.pattern is None:
             return [_without_pattern()]
-        found = [*_recomputed(plan), *_tied(plan, profile), *staleness.cast(self.config.versions, profile)]
+        tied = _tied(plan, profile, tied_stages(plan, profile))
+        found = [*_recomputed(plan), *tied, *staleness.cast(self.config.versions, profile)]
         broken = _broken(plan, plan.pattern)
         return [*found, *broken] if broken else [*found, *self._too_few(plan, plan.pattern)]
 
@@ -205,9 +214,9 @@ def _broken(plan: Plan, pattern: Pattern) -> list[Problem]:
     ]
 
 
-def _tied(plan: Plan, profile: ModelProfile) -> list[Problem]:
-    """Parameters that stages share, whatever devices the stages are on."""
-    tied = {name: stages for name, stages in tied_stages(plan, profile).items() if len(stages) > 1}
+def _tied(plan: Plan, profile: ModelProfile, names: Collection[str]) -> list[Problem]:
+    """Those of some parameters that stages share, whatever devices the stages are on."""
+    tied = {name: stages for name, stages in tied_stages(plan, profile).items() if len(stages) > 1 and name in names}
     fixes: tuple[Fix, ...] = ({"engine": "gpipe"}, {"mesh.pipeline": 1})
     return [
         Problem(

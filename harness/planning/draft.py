@@ -121,7 +121,7 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
     cluster = locked(engine, cluster, profile, wanted.size)
     model = memory_model(config, engine, wanted, profile)
     request = engine_support.plan_request(config, engine, wanted, len(profile.layers))
-    refuse(engine.refuses(request, profile.dtype, cluster))
+    refuse([*engine.refuses(request, profile.dtype, cluster), *engine.refuses_layers(request, profile)])
 
     def refused(one: Plan) -> list[Problem]:
         return plan_fits.check_plan(config, one, wanted, len(profile.layers), cluster) or [

@@ -59,6 +59,16 @@ def tied_stages(plan: Plan, profile: ModelProfile) -> dict[str, list[int]]:
     return stages_of
 
 
+def always_tied(profile: ModelProfile, stages: int) -> set[str]:
+    """Returns the parameters that several of so many stages share wherever these are cut: one stage with all of their
+    layers, and those in between, leaves too few layers for the others."""
+    layers_of: dict[str, list[int]] = {}
+    for number, layer in enumerate(profile.layers):
+        for tied in layer.tied:
+            layers_of.setdefault(tied.name, []).append(number)
+    return {name for name, held in layers_of.items() if len(profile.layers) - (held[-1] - held[0]) < stages}
+
+
 def with_ties(schedule: Schedule, ties: Sequence[Tie], queue: Queue) -> Schedule:
     """Adds an all-reduce of each tie's gradient to that queue of all its devices.
 

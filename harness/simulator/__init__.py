@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pickle import UnpicklingError
 from types import ModuleType
 from typing import Any
 
@@ -139,10 +140,12 @@ def _pays(schedule: Schedule) -> bool:
 
 @cache
 def _compiled() -> ModuleType | None:
-    """Returns the package of compiled code; None where numba does not work, or finds no folder for its cache."""
+    """Returns the package of compiled code; None where numba does not work, or cannot keep and read what it makes."""
     try:
         from harness.simulator import compiled
-    except (ImportError, RuntimeError):
+
+        compiled.start()
+    except (ImportError, AttributeError, RuntimeError, OSError, EOFError, UnpicklingError):
         return None
     return compiled
 

@@ -45,26 +45,33 @@ def recomputed(micro_batches: int, recompute: str) -> int:
     return {"always": micro_batches, "except_last": micro_batches - 1}.get(recompute, 0)
 
 
-def of_plan(layout: Layout) -> float:
+def of_plan(layout: Layout, halves: bool) -> float:
     """Seconds that no schedule of a plan can go below: all tasks of the busiest device, what its shards send each other
     in them, and the first micro-batch's way to it and the last one's way back, where each device has one stage.
 
     stage 0   F0 F1 F2 ..                  ..  B7
     stage 1   |  F0 F1 ..   busiest  .. F7 B7 |        m tasks forward and back, and those of the stages before
+
+    `halves`: the gradients of the weights are tasks of their own, which can wait until the last micro-batch is on its
+    way back.
     """
     plan = layout.plan
     seconds = TaskCosts(plan, layout.profile, layout.cluster, layout.memory).seconds
-    forward, back, inputs = seconds["F"], seconds["B"], seconds["I"]
+    forward, back = seconds["F"], seconds["B"]
+    inputs = seconds["I"] if halves else back
     sent = [sum(one.seconds for one in traffic if one.phase != "weights") for traffic in plan.traffic]
     m = plan.micro_batches
-    again = 0 if sent else recomputed(m, plan.recompute)  # stages of several devices recompute in their backward tasks
-    busy, before, longest = dict.fromkeys(plan.devices, 0.0), 0.0, 0.0
+    # stages of several devices recompute in their backward tasks; an order says which of its stages do
+    again = 0 if sent or plan.order else recomputed(m, plan.recompute)
+    busy, there, way_back, longest = dict.fromkeys(plan.devices, 0.0), 0.0, 0.0, 0.0
     alone = len(plan.stages) == len(plan.devices)
     for number, stage in enumerate(plan.stages):
         within = sent[number] if sent else 0.0
         busy[stage.device] += m * (forward[number] + back[number] + within) + again * forward[number]
-        longest = max(longest, busy[stage.device] + (before if alone else 0.0))
-        before += forward[number] + inputs[number]
+        later = m * (back[number] - inputs[number])
+        longest = max(longest, there + busy[stage.device] + max(0.0, way_back - later))
+        if alone:
+            there, way_back = there + forward[number], way_back + inputs[number]
     return longest
 
 

@@ -329,7 +329,7 @@ class Tuner(Judge):
             if not line.out and scheme.kind not in self.best_s:
                 self.estimate(Planned(scheme, line), at_once=True)  # a first one: what cannot be faster is left out
             elif not line.out:
-                self.push(max(least, bounds.of_plan(self.layouts[one])), Planned(scheme, line))
+                self.push(max(least, self.estimate_of(one).least_s()), Planned(scheme, line))
             elif line.full:
                 self.remember_full(line)
                 self.note_full(larger)

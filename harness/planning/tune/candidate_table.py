@@ -76,7 +76,7 @@ def summary(counts: Counts, impossible: Sequence[Reason], left_out: Sequence[str
     parts = {
         "simulated": counts.simulated,
         "slower: their computing alone takes longer than the best step of their kind": counts.slower,
-        "not simulated, for they are slower by analytic estimate": counts.estimated_slower,
+        "not simulated: slower by a bound of their plan, or by analytic estimate": counts.estimated_slower,
         "too large for memory": counts.full,
         "impossible": counts.impossible,
         "not looked at": counts.unseen,

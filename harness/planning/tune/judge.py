@@ -18,10 +18,9 @@ from harness.planning.draft import Draft, Layout, laid_out, memory_model, of_eng
 from harness.planning.prepare import Ground
 from harness.planning.tune import bounds, extrapolate, schemes
 from harness.planning.tune.candidates import Candidate
-from harness.planning.tune.peak_memory import Held
 from harness.planning.tune.result import Line
 from harness.planning.tune.schemes import Scheme, Settings
-from harness.planning.tune.step_time import Estimate, Shape
+from harness.planning.tune.step_time import Counted, Estimate, Shape
 from harness.simulator.routes import unplaced
 
 
@@ -41,7 +40,7 @@ class Judge:
         self.layouts: dict[Candidate, Layout] = {}
         self.unsplit: dict[tuple[str, int, int], tuple[Problem, ...]] = {}
         """Planner, tensor size and micro-batch of a model that cannot be split so, whatever else the plan has."""
-        self.flying: dict[Shape, list[Held]] = {}
+        self.counted: dict[Shape, Counted] = {}
 
     def scheme_of(self, one: Candidate) -> Scheme:
         """The scheme of a candidate."""
@@ -112,12 +111,11 @@ class Judge:
         )
 
     def considered(self, scheme: Scheme, one: Candidate) -> Line:
-        """The line of a candidate: what rules it out, or its estimate."""
+        """The line of a candidate: what rules it out, or the estimate of its memory."""
         split = str(scheme.config.planner.name), one.mesh.tensor, one.micro_batch
         if split in self.unsplit:
             return Line(one, self.unsplit[split])
-        placed = unplaced(one.mesh.data, one.mesh.pipeline * one.mesh.tensor, self.cluster)
-        if problems := (*self.against(one), *placed):
+        if problems := self.against(one):
             return Line(one, problems)
         line = self.judged(Line(one))
         if line.no_plan and line.problems[0].key == "mesh.tensor":
@@ -127,13 +125,15 @@ class Judge:
     def judged(self, line: Line) -> Line:
         """Plan a candidate, and add the analytic estimate of its memory. Or the reason why it has no plan, or does not
         fit."""
-        scheme = self.by_settings[line.candidate.settings]
+        one, scheme = line.candidate, self.by_settings[line.candidate.settings]
         line = self.with_state(line)
         if line.out:
             return line
+        if placed := unplaced(one.mesh.data, one.mesh.pipeline * one.mesh.tensor, self.cluster):
+            return replace(line, problems=tuple(placed))
         try:
             layout = self.layouts[line.candidate] = self.layout(line.candidate)
-            estimate = Estimate(scheme.engine, layout, self.flying)
+            estimate = Estimate(scheme.engine, layout, self.counted)
             found = tuple(plan_fits.check_memory(layout.plan, estimate.peaks, layout.cluster, layout.memory))
         except CannotRun as error:
             return replace(line, problems=error.problems)
@@ -143,12 +143,15 @@ class Judge:
             return replace(line, problems=tuple(of_engine(self.config.engine.name, one) for one in error.problems))
         return replace(line, problems=found, closed_form_memory_bytes=max(estimate.peaks))
 
+    def estimate_of(self, one: Candidate) -> Estimate:
+        """The analytic estimate of a candidate that has a plan."""
+        return Estimate(self.by_settings[one.settings].engine, self.layouts[one], self.counted)
+
     def timed(self, line: Line) -> Line:
         """Add the analytic estimate of the step time to a candidate that was judged and fits. Or the reason why it has
         no schedule."""
-        scheme, layout = self.by_settings[line.candidate.settings], self.layouts[line.candidate]
         try:
-            seconds = Estimate(scheme.engine, layout, self.flying).seconds()
+            seconds = self.estimate_of(line.candidate).seconds()
         except CannotRun as error:
             return replace(line, problems=error.problems)
         return replace(line, closed_form_step_time_s=seconds)

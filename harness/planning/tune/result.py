@@ -46,8 +46,8 @@ MOST_ROWS = 20
 class Line:
     """`problems` say why a candidate is out. Memory is that of the fullest device, in bytes.
 
-    None means not computed: only the best by analytic estimate are simulated. Where the training state alone is
-    too large, the estimate of memory is that alone, and there is no time.
+    None means not computed: plans that may be fast get an analytic estimate of time, and the best by it are simulated.
+    Where the training state alone is too large, the estimate of memory is that alone, and there is no time.
     """
 
     candidate: Candidate
@@ -176,9 +176,10 @@ class Best:
 
 @dataclass(frozen=True)
 class Counts:
-    """Candidates by outcome. `slower` cannot be faster than the best of their kind, `estimated_slower` are slower by
-    analytic estimate, `full` have not the memory, `impossible` no plan; `unseen` were not looked at when the search was
-    interrupted. `fewest` is the smallest number of devices of which any were looked at."""
+    """Candidates by outcome. `slower` cannot be faster than the best of their kind, `estimated_slower` are slower by a
+    bound of their plan, or by analytic estimate, `full` have not the memory, `impossible` no plan; `unseen` were not
+    looked at when the search was interrupted. `fewest` is the smallest number of devices of which any were looked
+    at."""
 
     simulated: int
     slower: int

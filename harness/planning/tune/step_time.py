@@ -19,10 +19,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 from harness.interfaces import Engine
 from harness.planning.draft import Layout
-from harness.planning.tune import peak_memory
+from harness.planning.tune import bounds, peak_memory
 from harness.planning.tune.extrapolate import few
 from harness.schedule import Schedule
 from harness.simulator import lower, no_collection
@@ -38,19 +39,27 @@ Shape = tuple[object, ...]
 """What the order of a schedule's tasks follows from: the engine, and of the plan all but sizes and messages."""
 
 
+class Counted(NamedTuple):
+    """Of a schedule: the micro-batches that each stage has in flight, and whether backward passes come in halves."""
+
+    held: list[peak_memory.Held]
+    halves: bool
+
+
 class Estimate:
     """Of a plan: `peaks`, the bytes of each of `plan.devices`, and on demand the seconds of a step.
 
-    `flying` has the micro-batches in flight of schedules that were counted before: most candidates need too much
-    memory, and for that it need not be made again. Raises ProblemError where there is no such schedule.
+    `known` has what was counted of schedules before: most candidates need too much memory, and for that a schedule need
+    not be made again. Raises ProblemError where there is none.
     """
 
-    def __init__(self, engine: Engine, layout: Layout, flying: dict[Shape, list[peak_memory.Held]]) -> None:
+    def __init__(self, engine: Engine, layout: Layout, known: dict[Shape, Counted]) -> None:
         self.engine, self.layout = engine, layout
         self.short = replace(layout.plan, micro_batches=few(layout.plan))
-        if self.shape not in flying:
-            flying[self.shape] = peak_memory.counted(self.schedule, self.short)
-        self.held = flying[self.shape]
+        if self.shape not in known:
+            halves = any(op.kind == "W" for queue in self.schedule.queues for op in queue.ops)
+            known[self.shape] = Counted(peak_memory.counted(self.schedule, self.short), halves)
+        self.held, self.halves = known[self.shape]
         self.peaks = peak_memory.needed(layout, self.held, self.short.micro_batches)
 
     @property
@@ -64,6 +73,10 @@ class Estimate:
     def schedule(self) -> Schedule:
         """The one of a few micro-batches."""
         return self.engine.schedule(self.short, self.layout.profile)
+
+    def least_s(self) -> float:
+        """Return seconds that no schedule of the plan can go below."""
+        return bounds.of_plan(self.layout, self.halves)
 
     @no_collection()
     def seconds(self) -> float:

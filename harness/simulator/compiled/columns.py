@@ -27,6 +27,8 @@ from harness.simulator.compiled.tables import Numbers
 
 SPARSE = 8
 """Largest number of templates, and of places in `table`, for each op, of which there may be many more or fewer."""
+LARGEST = 2**31
+"""Micro-batches beyond it are none that a table has."""
 _TEMPLATE = attrgetter("kind", "stage", "peer", "part", "bytes", "seconds")
 _OF_COLLECTIVES = attrgetter("buffers", "overlaps")
 _MICRO_BATCH = attrgetter("micro_batch")
@@ -63,7 +65,7 @@ def columns(schedule: Schedule, rendezvous: bool) -> Columns | None:
     template, templates = _templates(entries)
     batch = np.array(list(map(_MICRO_BATCH, entries)), dtype=np.float64)  # nan where there is none
     column = np.where(np.isnan(batch), 0, batch + 1).astype(np.int64)
-    if not size or (batch < 0).any() or SPARSE * len(templates) > size + 1000:
+    if not size or ((batch < 0) | (batch > LARGEST)).any() or SPARSE * len(templates) > size + 1000:
         return None
     keys = [node_key(replace(op, micro_batch=None), rendezvous) for op in templates]
     identities = {key: place for place, key in enumerate(dict.fromkeys(keys))}

@@ -70,7 +70,7 @@ def tables_of(work: Work, ops: Sequence[Op]) -> Tables:
     urgent, forward = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
     urgent[list(work.urgent)] = True
     forward[: len(ops)] = np.fromiter((op.forward for op in ops), dtype=np.bool_, count=len(ops))
-    rules = np.full(int(needs.max(initial=-1)) + 1, NO_RULE, dtype=np.int64)
+    rules = np.full(max([int(needs.max(initial=-1)), *work.rules]) + 1, NO_RULE, dtype=np.int64)
     for resource, rule in work.rules.items():
         rules[resource] = RULES.index(rule)
     shared = {resource: place for place, resource in enumerate(work.capacity)}

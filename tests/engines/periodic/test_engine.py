@@ -108,6 +108,24 @@ def test_a_parameter_of_two_stages() -> None:
     assert problems(plan([6], 4), profile=ModelProfile(layers)) == []
 
 
+@pytest.mark.parametrize(("held", "stages", "cut"), [
+    ((0, 5), 2, "stages 0 and 1"), ((0, 5), 6, "stages 0 and 5"), ((0, 5), 1, ""), ((0, 5), 7, ""),
+    ((2, 3), 5, ""), ((2, 3), 6, "stages 2 and 3"), ((0, 4), 3, "stages 0 and 2"), ((0, 4), 2, ""),
+])  # fmt: skip
+def test_a_parameter_that_every_plan_cuts_is_refused_before_there_is_one(
+    held: tuple[int, int], stages: int, cut: str
+) -> None:
+    """planner=madpipe would search for seconds."""
+    tied = (Tied("0.weight", 100),)
+    layers = tuple(replace(layer, tied=tied) if n in held else layer for n, layer in enumerate(PROFILE.layers))
+    request = PlanRequest(BatchShape(8, 4), stages)
+    found = build(Config()).refuses_layers(request, ModelProfile(layers))
+    assert [row(problem) for problem in found] == [
+        ("mesh.pipeline", stages, ["engine=gpipe", "mesh.pipeline=1"])
+    ] * bool(cut)
+    assert all(f"puts 0.weight into {cut}, engine=periodic takes it in 1" in problem.message for problem in found)
+
+
 def test_patterns_that_are_not_those_of_the_plan() -> None:
     good = plan([3, 3], 4)
     assert good.pattern is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
 from engines.gpipe.engine import Config, build
@@ -12,7 +15,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan, Stage
 from harness.schedule import Schedule
 from harness.schedule.builders.one_f_one_b import one_f_one_b
-from harness.schedule.tied_weight_ops import Tie, plan_ties, with_ties
+from harness.schedule.tied_weight_ops import Tie, always_tied, plan_ties, tied_stages, with_ties
 from harness.schedule.transfers import plan_transfers
 from harness.schedule.validate import validation_errors
 from harness.simulator import simulate
@@ -72,3 +75,20 @@ def test_it_takes_the_time_of_an_exchange() -> None:
         return float(done.figures["step_time_s"])
 
     assert step_time_s([TIE]) == pytest.approx(step_time_s([]) + 2 * 0.5 + 400 / 100)
+
+
+def cuts(layers: int, stages: int) -> list[list[int]]:
+    """Returns all ways to cut so many layers into so many stages."""
+    inner = itertools.combinations(range(1, layers), stages - 1)
+    return [[end - begin for begin, end in itertools.pairwise((0, *ends, layers))] for ends in inner]
+
+
+@pytest.mark.parametrize("held", [(0, 5), (1, 3), (0, 2, 4), (2, 3), (4, 5)])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 6])
+def test_what_stages_share_wherever_they_are_cut(held: tuple[int, ...], stages: int) -> None:
+    layers = [LayerProfile(str(number), 1, 2, param_bytes=400) for number in range(6)]
+    for number in held:
+        layers[number] = replace(layers[number], tied=WEIGHT)
+    profile = ModelProfile(tuple(layers))
+    shared = [len(tied_stages(Plan.contiguous(cut), profile)["embedding.weight"]) > 1 for cut in cuts(6, stages)]
+    assert always_tied(profile, stages) == ({"embedding.weight"} if all(shared) else set())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pickle import UnpicklingError
 from typing import Any
 
+import numba
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -262,3 +264,35 @@ def test_without_numba_large_schedules_are_simulated_as_small_ones(monkeypatch: 
         compare(*pattern_case(3), Cluster(devices_per_node=2), MemoryModel())
     finally:
         simulator._compiled.cache_clear()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), EOFError(), UnpicklingError("truncated")])
+def test_where_numba_cannot_keep_its_code(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start() -> None:
+        raise error
+
+    monkeypatch.setattr(compiled, "start", start)
+    simulator._compiled.cache_clear()
+    try:
+        assert simulator._compiled() is None
+    finally:
+        simulator._compiled.cache_clear()
+
+
+def test_where_numba_compiles_nothing_by_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    simulator._compiled.cache_clear()
+    try:
+        assert simulator._compiled() is None
+    finally:
+        simulator._compiled.cache_clear()
+
+
+def test_a_queue_with_a_rule_and_without_ops() -> None:
+    """In another order than it can: a deadlock; and with given durations."""
+    ops = Op(0, "B", 0), Op(0, "F", 0)
+    plan, profile = Plan.contiguous([1]), ModelProfile((LayerProfile(),))
+    for row in (ops, ops[::-1]):
+        schedule = Schedule((QueueOps(0, "compute", row), QueueOps(0, "host", (), "fifo")), (0,))
+        compare(schedule, plan, profile, Cluster(), MemoryModel())
+        compare(schedule, plan, profile, Cluster(), MemoryModel(), 0.0, 0, {"0F0": 1.0, "0B0": 2.0})

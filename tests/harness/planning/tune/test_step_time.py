@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from harness.core.cluster import Cluster, Link
+from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
-from harness.planning.draft import drafted
+from harness.planning.draft import Layout, drafted
 from harness.planning.tune import bounds, extrapolate
 from harness.planning.tune.candidates import Candidate
 from harness.planning.tune.step_time import Estimate
@@ -64,31 +65,44 @@ def test_it_is_near_the_simulation(typed: list[str], mesh: Mesh, cores: float) -
             assert 0.6 * peak < closed <= peak
 
 
-@pytest.mark.parametrize(("typed", "mesh"), ENGINES)
+IN_HALVES = [(["engine=pipeline", f"engine.schedule={name}"], Mesh(1, 4)) for name in ("zb_h1", "zb_h2")]
+"""The gradients of the weights are computed while those of the inputs are on their way back."""
+
+
+@pytest.mark.parametrize(("typed", "mesh"), ENGINES + IN_HALVES)
 @settings(max_examples=4)
-@given(forward=st.lists(st.floats(1e-4, 1e-2), min_size=8, max_size=8), m=st.sampled_from([8, 16, 24]))
+@given(forward=st.lists(st.floats(1e-4, 1e-2), min_size=8, max_size=8), m=st.sampled_from([4, 8, 16, 24]))
 def test_no_step_is_shorter_than_the_bound_of_its_plan(
     typed: list[str], mesh: Mesh, forward: list[float], m: int
 ) -> None:
+    assume(m % 8 == 0 or "torch_pipelining" not in typed[0])  # which takes multiples of its stages
     bench, one = Bench(*typed), Candidate(1, mesh, m * mesh.data)
     draft = bench.draft(one, net(forward))
-    assert bounds.of_plan(bench.layout(one, net(forward))) <= draft.plan.predicted["step_time_s"] * (1 + 1e-9)
+    least_s = Estimate(bench.engine, bench.layout(one, net(forward)), {}).least_s()
+    assert least_s <= draft.plan.predicted["step_time_s"] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("typed", "mesh"), [ENGINES[4], ENGINES[8], ENGINES[-1]])
 def test_the_bound_is_the_step_where_nothing_waits(typed: list[str], mesh: Mesh) -> None:
-    """Equal layers, no messages: only the way back through the stages before is counted for inputs alone."""
+    """Equal layers, no messages."""
     bench, one, profile = Bench(*typed, "planner=uniform", cluster=FREE), Candidate(1, mesh, 12 * mesh.data), net(EVEN)
     layout = bench.layout(one, profile)
     slot = sum(layer.forward_s + layer.backward_s for layer in profile.layers) / mesh.pipeline
-    back = sum(layer.backward_s * (1 - layer.input_share) for layer in layout.profile.layers[: -8 // mesh.pipeline])
     step = bench.draft(one, profile).plan.predicted["step_time_s"]
     assert step == pytest.approx((12 + mesh.pipeline - 1) * slot)
-    assert bounds.of_plan(layout) == pytest.approx(step - back)
+    assert Estimate(bench.engine, layout, {}).least_s() == pytest.approx(step)
+
+
+def test_the_bound_of_an_order_counts_what_it_recomputes() -> None:
+    """Of two stages the first recomputes: the step of an order says how much, the plan only that some do."""
+    plan = replace(Plan.contiguous([4, 4], 4, "always"), order=(("0F0",), ("1F0",)))
+    layout = Layout(plan, net(EVEN), FREE, MemoryModel())
+    one_s = sum(layer.forward_s + layer.backward_s for layer in net(EVEN).layers) / 2
+    assert bounds.of_plan(layout, halves=False) == pytest.approx(5 * one_s)
 
 
 def test_a_schedule_that_was_counted_is_not_made_again_for_its_memory() -> None:
-    bench, flying = Bench("engine=deepspeed", "engine.zero=1", "planner=uniform"), {}
+    bench, known = Bench("engine=deepspeed", "engine.zero=1", "planner=uniform"), {}
     made: list[int] = []
     schedule = bench.engine.schedule
 
@@ -98,12 +112,12 @@ def test_a_schedule_that_was_counted_is_not_made_again_for_its_memory() -> None:
 
     bench.engine.schedule = counting
     peaks = [
-        Estimate(bench.engine, bench.layout(one, net(EVEN, one.micro_batch)), flying).peaks
+        Estimate(bench.engine, bench.layout(one, net(EVEN, one.micro_batch)), known).peaks
         for one in (Candidate(1, Mesh(2, 4), 8), Candidate(2, Mesh(2, 4), 16), Candidate(1, Mesh(1, 4), 4))
     ]
     assert len(made) == 1
     assert max(peaks[1]) > max(peaks[0]), "of larger micro-batches"
-    Estimate(bench.engine, bench.layout(Candidate(1, Mesh(2, 2), 8), net(EVEN)), flying)
+    Estimate(bench.engine, bench.layout(Candidate(1, Mesh(2, 2), 8), net(EVEN)), known)
     assert len(made) == 2, "another number of stages"
 
 
