@@ -40,7 +40,7 @@ __all__ = ["Done", "simulated", "start", "times_of"]
 def start() -> None:
     """Makes the machine code, or reads it from its folder. Raises RuntimeError where numba compiles nothing by its
     settings, OSError, EOFError or UnpicklingError where the folder cannot be written or read."""
-    if numba.config.DISABLE_JIT:
+    if vars(numba.config)["DISABLE_JIT"]:
         raise RuntimeError("NUMBA_DISABLE_JIT is set")
     execute(tables_of(Work([0.0], [0], [[]]), [Op(0, "F", 0)]))
     nothing, none = np.zeros(0), np.zeros(0, dtype=np.int64)
