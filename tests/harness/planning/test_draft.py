@@ -33,6 +33,7 @@ class Broken:
         self.engine = registry.build("engine", CONFIG.engine)
         self.capabilities, self.check = self.engine.capabilities, self.engine.check
         self.placement, self.memory, self.refuses = self.engine.placement, self.engine.memory, self.engine.refuses
+        self.refuses_layers = self.engine.refuses_layers
         self.layers, self.ordered, self.copies = self.engine.layers, self.engine.ordered, self.engine.copies
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
