@@ -125,15 +125,14 @@ class Judge:
     def judged(self, line: Line) -> Line:
         """Plan a candidate, and add the analytic estimate of its memory. Or the reason why it has no plan, or does not
         fit."""
-        one, scheme = line.candidate, self.by_settings[line.candidate.settings]
-        line = self.with_state(line)
+        one, line = line.candidate, self.with_state(line)
         if line.out:
             return line
         if placed := unplaced(one.mesh.data, one.mesh.pipeline * one.mesh.tensor, self.cluster):
             return replace(line, problems=tuple(placed))
         try:
-            layout = self.layouts[line.candidate] = self.layout(line.candidate)
-            estimate = Estimate(scheme.engine, layout, self.counted)
+            layout = self.layouts[one] = self.layout(one)
+            estimate = self.estimate_of(one)
             found = tuple(plan_fits.check_memory(layout.plan, estimate.peaks, layout.cluster, layout.memory))
         except CannotRun as error:
             return replace(line, problems=error.problems)

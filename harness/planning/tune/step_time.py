@@ -47,7 +47,7 @@ class Counted(NamedTuple):
 
 
 class Estimate:
-    """Of a plan: `peaks`, the bytes of each of `plan.devices`, and on demand the seconds of a step.
+    """Of a plan, each on demand: the bytes of its devices, a bound of the seconds of a step, and these seconds.
 
     `known` has what was counted of schedules before: most candidates need too much memory, and for that a schedule need
     not be made again. Raises ProblemError where there is none.
@@ -60,7 +60,11 @@ class Estimate:
             halves = any(op.kind == "W" for queue in self.schedule.queues for op in queue.ops)
             known[self.shape] = Counted(peak_memory.counted(self.schedule, self.short), halves)
         self.held, self.halves = known[self.shape]
-        self.peaks = peak_memory.needed(layout, self.held, self.short.micro_batches)
+
+    @cached_property
+    def peaks(self) -> list[int]:
+        """Bytes of each of `plan.devices`."""
+        return peak_memory.needed(self.layout, self.held, self.short.micro_batches)
 
     @property
     def shape(self) -> Shape:
