@@ -22,11 +22,11 @@ from harness.host import malloc
 from harness.launch import supervisor
 from harness.run.manifest import manifest
 
-PICTURE = results.ROOT / "docs" / "race.png"
+DOCS = results.ROOT / "docs"
 ROUNDS = 9
 NAMES = (
     *("two_devices", "one_device", "checkpointing", "components"),
-    *("planning", "prediction", "simulator", "tune", "sbp", "messages", "captured", "race"),
+    *("planning", "prediction", "simulator", "tune", "sbp", "messages", "captured", "scale", "race"),
 )
 """The benchmarks, in the order in which they run."""
 
@@ -48,11 +48,12 @@ def _benches() -> dict[str, Callable[[int], list[dict[str, Any]]]]:
     """The benchmarks by name. They import torch, which takes seconds and is not needed for --help."""
     from analysis.bench import captured, gpipe, myelin, race, sbp
     from analysis.bench.prediction import prediction
+    from analysis.bench.scale import scale
     from analysis.bench.simulator import simulator
     from analysis.bench.tune import tune
 
     of_gpipe = (gpipe.two_devices, gpipe.one_device, gpipe.checkpointing, gpipe.components)
-    others = (planning, prediction, simulator, tune, sbp.sbp, myelin.messages, captured.captured, race.race)
+    others = (planning, prediction, simulator, tune, sbp.sbp, myelin.messages, captured.captured, scale, race.race)
     return dict(zip(NAMES, (*of_gpipe, *others), strict=True))
 
 
@@ -66,6 +67,7 @@ def main(arguments: list[str]) -> int:
     malloc.tune()
     os.environ |= supervisor.FORKABLE
     from analysis.bench import race_plot
+    from analysis.bench import scale as growth
     from analysis.plots import style
 
     benches = _benches()
@@ -77,8 +79,9 @@ def main(arguments: list[str]) -> int:
         all_results[name] = {"rows": rows, "manifest": manifest([], ["cpu"], {}, 1)}
         results.save(all_results)
         history.append(name, rounds, rows, all_results[name]["manifest"])
-        if name == "race" and (picture := race_plot.figure(rows, all_results[name]["manifest"])):
-            style.write(picture, PICTURE)
+        draw = {"race": race_plot.figure, "scale": growth.figure}.get(name)
+        if draw and (picture := draw(rows, all_results[name]["manifest"])):
+            style.write(picture, DOCS / f"{name}.png")
     return 0
 
 

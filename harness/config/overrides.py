@@ -158,9 +158,10 @@ def _nearest(text: str, now: bool) -> bool:
 def mistyped_interpolations(config: DictConfig) -> list[Problem]:
     """Return the problems of lists and groups that take the value of another key, ${...}, and get one of another type;
     OmegaConf sees to it that numbers and texts do not."""
-    content: Any = OmegaConf.to_container(config, resolve=True)
+    asking = [key for key, value in _with_values(config) if isinstance(value, str) and "${" in value]
+    content: Any = OmegaConf.to_container(config, resolve=True) if asking else {}
     found = []
-    for key in leaves(config):
+    for key in asking:
         parent, name = _walk(config, key)[0], key.rpartition(".")[2]
         node: Any = parent._get_node(name)
         if isinstance(node, ValueNode) or not OmegaConf.is_interpolation(parent, name):
@@ -270,13 +271,18 @@ def names(config: DictConfig) -> list[str]:
 
 def leaves(config: DictConfig) -> Iterator[str]:
     """Every key of a composed configuration, in full: batch.size, ..."""
+    return (key for key, _ in _with_values(config))
 
-    def below(node: dict[Any, Any], prefix: str) -> Iterator[str]:
+
+def _with_values(config: DictConfig) -> Iterator[tuple[str, Any]]:
+    """Every key, and its value before it is resolved."""
+
+    def below(node: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, child in node.items():
             if isinstance(child, dict) and child:
                 yield from below(child, f"{prefix}{name}.")
             else:
-                yield f"{prefix}{name}"
+                yield f"{prefix}{name}", child
 
     content = OmegaConf.to_container(config, resolve=False)
     assert isinstance(content, dict)

@@ -11,6 +11,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from harness.core.plan import Mesh
@@ -72,12 +73,12 @@ def speeds_over_single(records: Sequence[RunRecord | None], sweeps: Sequence[Has
     """
     homes = sweeps or [None] * len(records)
     works = [_work(record, home) for record, home in zip(records, homes, strict=True)]
-    singles: dict[str, list[RunRecord]] = defaultdict(list)
+    singles: dict[str, _References] = defaultdict(_References)
     for record, work in zip(records, works, strict=True):
         if record and work and is_reference(record):
             singles[work].append(record)
     return [
-        _speed(record, singles[work]) if record and work and work in singles else None
+        singles[work].speed(record) if record and work and work in singles else None
         for record, work in zip(records, works, strict=True)
     ]
 
@@ -283,12 +284,21 @@ def _work(record: RunRecord | None, home: Hashable) -> str:
     return _text([str(home), record.source, machine, size, cluster, *(config.get(key) for key in SAME)])
 
 
-def _speed(record: RunRecord, singles: Sequence[RunRecord]) -> float | None:
-    if len(singles) > 1:
-        singles = [single for single in singles if _others(single) == _others(record)]
-    if len(singles) != 1:
-        return None
-    return float(record.metrics["throughput"] / singles[0].metrics["throughput"])
+class _References(list[RunRecord]):
+    """Runs of the reference with the same work."""
+
+    @cached_property
+    def with_others(self) -> dict[str, list[RunRecord]]:
+        """Those with the same other keys."""
+        found: dict[str, list[RunRecord]] = defaultdict(list)
+        for one in self:
+            found[_text([_others(one)])].append(one)
+        return found
+
+    def speed(self, record: RunRecord) -> float | None:
+        """Throughput of a run / that of its reference; None where there is none, or are several."""
+        found = self if len(self) == 1 else self.with_others.get(_text([_others(record)]), [])
+        return float(record.metrics["throughput"] / found[0].metrics["throughput"]) if len(found) == 1 else None
 
 
 def _others(record: RunRecord) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from harness.core.cluster import SEND, Cluster, Link
 from harness.core.op import Op
@@ -29,6 +30,17 @@ class Route:
     seconds: float
     links: tuple[Resource, ...] = ()
     flow: Flow | None = None
+
+
+class _Ring(NamedTuple):
+    """The ring of a collective: its members, how many of the edges stay inside a node, the links of these, and the
+    shares of ports that the others use. Of links and ports it has those of the first replica's nodes: all replicas are
+    placed equal and run the same ops, so other nodes' are as busy."""
+
+    size: int
+    inside: int
+    links: tuple[Resource, ...]
+    uses: Mapping[Resource, float]
 
 
 def unplaced(replicas: int, each: int, cluster: Cluster) -> list[Problem]:
@@ -52,6 +64,7 @@ class Routes:
         self.schedule, self.cluster = schedule, cluster
         self.pipeline, self.tensor = max(schedule.devices) + 1, schedule.tensor
         self.routes: dict[tuple[int, int, int], Route] = {}
+        self.rings: dict[tuple[bool, tuple[int, ...]], _Ring] = {}
         refuse(unplaced(self.schedule.replicas, self.pipeline * self.tensor, self.cluster))
 
     def message(self, op: Op) -> Route:
@@ -93,32 +106,47 @@ class Routes:
             raise ValueError(
                 f"{op}: {algorithm!r} is not a collective -> one of {', '.join(STEPS)}, as all_reduce@data"
             )
-        first = [device * self.tensor for device in sorted(members)]
-        if communicator in (DATA, COPIES):
+        key = communicator in (DATA, COPIES), tuple(sorted(members))
+        ring = self.rings.get(key)
+        if ring is None:
+            ring = self.rings[key] = self._ring(*key)
+        g, rounds = ring.size, STEPS[algorithm]
+        if g == 1:
+            return Route(0.0)
+        sent = rounds * (g - 1) / g * op.bytes
+        call_s = self.cluster.collective_call_s + rounds * self._round_s(ring.inside, g - ring.inside)
+        latency_s = op.calls * call_s
+        if ring.inside == g and self.cluster.calls:
+            each = [self.cluster.call_s(algorithm, g, size) or 0.0 for size in op.buffers or (op.bytes,)]
+            return Route(sum(each), ring.links)
+        if ring.inside == g:
+            both = 2 if self.cluster.intra.duplex == "half" and g == 2 else 1
+            return Route(latency_s + both * sent * self.cluster.intra.beta_s_per_byte, ring.links)
+        beta = self.cluster.intra.beta_s_per_byte if ring.inside else 0.0
+        return self._through_ports(latency_s, sent, ring.uses, ring.links, beta)
+
+    def _ring(self, replicated: bool, members: tuple[int, ...]) -> _Ring:
+        """Returns the ring over `members`; `replicated`: over these in all replicas."""
+        first = [device * self.tensor for device in members]
+        if replicated:
             replicas, offsets = self._shifts()[:: self.tensor], list(range(self.tensor))
             ring = [shift + device for shift in replicas for device in first]
         else:
             ring, offsets = first, self._shifts()
-        g, rounds = len(ring), STEPS[algorithm]
-        if g == 1:
-            return Route(0.0)
+        if len(ring) == 1:
+            return _Ring(1, 0, (), {})
+        node = self.cluster.node
         edges = [*pairwise(ring), (ring[-1], ring[0])]
-        sent = rounds * (g - 1) / g * op.bytes
-        inside = [(a, b) for a, b in edges if self.cluster.node(a) == self.cluster.node(b)]
-        call_s = self.cluster.collective_call_s + rounds * self._round_s(len(inside), g - len(inside))
-        latency_s = op.calls * call_s
-        links = tuple(dict.fromkeys(_name(self.cluster.intra, a, b) for a, b in inside))
-        if len(inside) == g and self.cluster.calls:
-            each = [self.cluster.call_s(algorithm, g, size) or 0.0 for size in op.buffers or (op.bytes,)]
-            return Route(sum(each), links)
-        if len(inside) == g:
-            both = 2 if self.cluster.intra.duplex == "half" and g == 2 else 1
-            return Route(latency_s + both * sent * self.cluster.intra.beta_s_per_byte, links)
-        crossing = [edge for edge in edges if edge not in inside]
+        inside = [(a, b) for a, b in edges if node(a) == node(b)]
+        crossing = [(a, b) for a, b in edges if node(a) != node(b)]
         ports = _crossings(self.cluster, [(a + shift, b + shift) for a, b in crossing for shift in offsets])
-        uses = {port: ports[port] for a, b in crossing for port in _ports(self.cluster, a, b)}
-        beta = self.cluster.intra.beta_s_per_byte if inside else 0.0
-        return self._through_ports(latency_s, sent, uses, links, beta)
+        here = {node(device * self.tensor) for device in self.schedule.devices}
+        links = dict.fromkeys(_name(self.cluster.intra, a, b) for a, b in inside if node(a) in here)
+        of_nodes = (
+            (end, port) for a, b in crossing for end, port in zip((a, b), _ports(self.cluster, a, b), strict=True)
+        )
+        uses = {port: ports[port] for end, port in of_nodes if node(end) in here}
+        return _Ring(len(ring), len(inside), tuple(links), uses)
 
     def _through_ports(
         self,

@@ -30,7 +30,7 @@ from harness.planning import prepare
 from harness.planning.draft import Draft, memory_model
 from harness.planning.prepare import Ground
 from harness.planning.tune import bounds, candidates, infeasible, outcome, peak_memory
-from harness.planning.tune.candidates import Candidate, Degrees
+from harness.planning.tune.candidates import Candidate, Degrees, MicroBatches
 from harness.planning.tune.judge import Judge
 from harness.planning.tune.result import Best, Line, Tuned, as_csv
 from harness.planning.tune.schemes import Scheme, Settings
@@ -80,6 +80,7 @@ class Tuner(Judge):
         super().__init__(config, overrides)
         self.folder, self.progress = folder, progress
         self.title = config_overrides.title(config, overrides)
+        self.micro_batches = MicroBatches(config, overrides, self.stored.micro_batch if self.stored else None)
         self.lines: dict[Candidate, Line] = {}
         self.known: dict[int, Ground] = {}
         self.drafts: dict[str, tuple[Line, Draft]] = {}
@@ -164,11 +165,8 @@ class Tuner(Judge):
 
     def of_mesh(self, scheme: Scheme, mesh: Mesh) -> list[Candidate]:
         """The candidates of a mesh, small micro-batches first; those that do not divide the batch only if none does."""
-        stored = self.stored.micro_batch if self.stored else None
-        given = candidates.given_micro_batches(self.config, self.overrides)
-        sizes = candidates.sizes(self.config, self.overrides, stored, mesh)
-        ones = [Candidate(size, mesh, self.config.batch.size, given, scheme.settings) for size in sizes]
-        return [one for one in ones if not one.uneven()] or ones[:1]
+        ones = self.micro_batches.of(mesh, scheme.settings)
+        return [one for one in ones if one.is_even] or ones[:1]
 
     def examine(self) -> None:
         """Go through the queue until it is empty."""
@@ -248,13 +246,13 @@ class Tuner(Judge):
     def representatives(self) -> dict[int, Candidate]:
         """A candidate for each size of micro-batches."""
         found: dict[int, Candidate] = {}
-        known = set(candidates.sizes(self.config, self.overrides, None, Mesh()))
+        known = self.micro_batches.sizes
         for block in self.blocks:
             for mesh in self.meshes(block):
                 for one in self.of_mesh(block.scheme, mesh):
-                    if not one.uneven():
+                    if one.is_even:
                         found.setdefault(one.micro_batch, one)
-            if found.keys() >= known and not candidates.given_micro_batches(self.config, self.overrides):
+            if known is not None and found.keys() >= {*known}:
                 break
         return found
 
@@ -290,7 +288,7 @@ class Tuner(Judge):
         """The least seconds of a step on so many devices."""
         alone = not self.degrees[block.scheme.settings].free
         devices = self.meshes(block)[0].size if alone else block.devices
-        return min(self.config.batch.size / size * work.both_s for size, work in self.works.items()) / devices
+        return min(self.micro_batches.batch / size * work.both_s for size, work in self.works.items()) / devices
 
     def open(self, block: Block) -> None:
         """List the candidates of a block: a chain for each mesh whose smallest micro-batches bounds do not rule out."""

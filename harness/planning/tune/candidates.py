@@ -52,11 +52,16 @@ class Candidate:
         """Micro-batches of each replica, rounded down if there is a remainder."""
         return self.given or max(1, self.batch // (self.mesh.data * self.micro_batch))
 
+    @property
+    def is_even(self) -> bool:
+        """Whether the batch can be cut so, or the user says how it is cut."""
+        return bool(self.given) or self.batch % (self.mesh.data * self.micro_batch) == 0
+
     def uneven(self) -> list[Problem]:
         """A batch that cannot be cut so. Where `given` does not divide it, a run of the candidate says so."""
-        each = self.mesh.data * self.micro_batch
-        if self.given or self.batch % each == 0:
+        if self.is_even:
             return []
+        each = self.mesh.data * self.micro_batch
         parts = [f"mesh.data {self.mesh.data}"] * (self.mesh.data > 1)
         parts += [f"micro-batches of {self.micro_batch}"] * (self.micro_batch > 1)
         nearest = max(1, round(self.batch / each)) * each
@@ -105,22 +110,23 @@ def device_counts(cluster: Cluster) -> list[int]:
     return sorted({*range(1, each + 1), *(each * nodes for nodes in range(1, cluster.nodes + 1))}, reverse=True)
 
 
-def sizes(config: DictConfig, overrides: Sequence[str], stored: int | None, mesh: Mesh) -> list[int]:
-    """The micro-batches that a mesh is tried with, the smallest first; `stored`: that of the user's profile, which is
-    kept."""
-    if stored:
-        return [stored]
-    if given := given_micro_batches(config, overrides):
-        return [max(1, config.batch.size // (mesh.data * given))]
-    if config.batch.micro_batch_size:
-        return [config.batch.micro_batch_size]
-    return [size for size in divisors.list_divisors(config.batch.size) if size.bit_count() == 1]
+class MicroBatches:
+    """The micro-batches that meshes are tried with; `given` is the `batch.micro_batches` of the user, `stored` the size
+    in the user's profile, which is kept."""
 
+    def __init__(self, config: DictConfig, overrides: Sequence[str], stored: int | None = None) -> None:
+        self.batch: int = config.batch.size
+        count: int = config.batch.micro_batches
+        self.given = count if config_overrides.given(overrides, "batch.micro_batches") else None
+        only = stored or (None if self.given else config.batch.micro_batch_size)
+        powers = [size for size in divisors.list_divisors(self.batch) if size.bit_count() == 1]
+        self.sizes: list[int] | None = [only] if only else None if self.given else powers
+        """Those of every mesh, the smallest first; None where they follow from the replicas."""
 
-def given_micro_batches(config: DictConfig, overrides: Sequence[str]) -> int | None:
-    """`batch.micro_batches`, if the user gives it."""
-    count: int = config.batch.micro_batches
-    return count if config_overrides.given(overrides, "batch.micro_batches") else None
+    def of(self, mesh: Mesh, settings: Settings = ()) -> list[Candidate]:
+        """The candidates of a mesh, small micro-batches first."""
+        sizes = [max(1, self.batch // (mesh.data * (self.given or 1)))] if self.sizes is None else self.sizes
+        return [Candidate(size, mesh, self.batch, self.given, settings) for size in sizes]
 
 
 def refuse_given(config: DictConfig, can: Capabilities, cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from harness.core.cluster import Cluster
 from harness.core.plan import Mesh
 from harness.core.problem import CannotRun
 from harness.interfaces import Engine
-from harness.planning.tune.candidates import Candidate, degrees, device_counts, given_micro_batches, refuse_given, sizes
+from harness.planning.tune.candidates import Candidate, MicroBatches, degrees, device_counts, refuse_given
 from tests.problems import refused, rows
 
 FLAT = ["mode=tune", "cluster=flat"]
@@ -23,12 +23,9 @@ def found(*typed: str, devices: int = 8, stored: int | None = None) -> list[Cand
     overrides = [*FLAT, *typed]
     config = compose(overrides)
     engine: Engine = registry.build("engine", config.engine)
-    given = given_micro_batches(config, overrides)
-    return [
-        Candidate(size, mesh, config.batch.size, given)
-        for mesh in degrees(config, engine.capabilities).meshes(devices)
-        for size in sizes(config, overrides, stored, mesh)
-    ]
+    micro_batches = MicroBatches(config, overrides, stored)
+    meshes = degrees(config, engine.capabilities).meshes(devices)
+    return [one for mesh in meshes for one in micro_batches.of(mesh)]
 
 
 def of(*typed: str, devices: int = 8) -> set[tuple[int, int, int]]:
