@@ -44,11 +44,8 @@ def _least_maximum(costs: Sequence[Matrix]) -> float:
     reached = np.full(len(costs[0]) + 1, np.inf)
     reached[0] = 0.0
     for cost in costs:
-        following = np.full_like(reached, np.inf)
-        for first in np.flatnonzero(np.isfinite(reached[:-1])):
-            largest = np.maximum(reached[first], cost[first, first:])
-            np.minimum(following[first + 1 :], largest, out=following[first + 1 :])
-        reached = following
+        reached[1:] = np.maximum(reached[:-1, None], cost).min(axis=0)
+        reached[0] = np.inf
     return float(reached[-1])
 
 
@@ -59,18 +56,13 @@ def _fewest_sent(costs: Sequence[Matrix], sent: Matrix, limit: float) -> list[in
     total[0] = squares[0] = 0.0
     starts = []
     for cost in costs:
-        next_total, next_squares = np.full_like(total, np.inf), np.full_like(total, np.inf)
-        start = np.zeros(len(total), dtype=np.int64)
-        for first in np.flatnonzero(np.isfinite(total[:-1])):
-            lasts = first + np.flatnonzero(cost[first, first:] <= limit)
-            new_total = total[first] + sent[first, lasts]
-            new_squares = squares[first] + cost[first, lasts] ** 2
-            old_total, old_squares = next_total[lasts + 1], next_squares[lasts + 1]
-            better = (new_total < old_total) | ((new_total == old_total) & (new_squares < old_squares))
-            ends = lasts[better] + 1
-            next_total[ends], next_squares[ends], start[ends] = new_total[better], new_squares[better], first
-        total, squares = next_total, next_squares
-        starts.append(start)
+        new_total = np.where(cost <= limit, total[:-1, None] + sent, np.inf)
+        total[0], total[1:] = np.inf, new_total.min(axis=0)
+        reached = np.isfinite(new_total) & (new_total == total[1:])
+        new_squares = np.where(reached, squares[:-1, None] + cost**2, np.inf)
+        start = new_squares.argmin(axis=0)
+        squares[0], squares[1:] = np.inf, new_squares.min(axis=0)
+        starts.append(np.concatenate(([0], start)))
     return _sizes_back(starts, len(sent))
 
 
