@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -16,7 +17,7 @@ from harness.core.cluster import Cluster, EngineCosts
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun, Problem, note
 from harness.core.run_files import ENGINE_COSTS, ERROR, FLIGHT_RECORDER, MACHINE
-from harness.host import devices, engine_cache, machine, profile_cache, run_queue
+from harness.host import devices, engine_cache, machine, one_at_a_time, profile_cache, run_queue
 from harness.host.machine import Machine
 from harness.launch import supervisor
 from harness.launch.supervisor import WorkerFailed
@@ -49,18 +50,34 @@ def with_costs(
         )
         progress.note(note(Problem("profile", config.profile, message, hint="mode=profile makes one that does")))
         return cluster
-    place = _place(config)
-    costs = profile_cache.read(EngineCosts, place) if profile_cache.exists(place, config.remeasure) else None
-    if costs is None or (costs.slowed >= run_queue.BUSY and profile_cache.may_improve(place)):
-        again = "again, as the machine was busy the last time" if costs else "once"
-        progress.phase("measuring", f"{again}: what engine={config.engine.name} takes beyond its layers")
-        if costs:
-            profile_cache.mark_repeated(place)
-        costs = _measured(config, here, folder, title)
-        profile_cache.keep(place, costs, f"what engine={costs.engine} takes is not kept")
+    costs = _known(config) or _made(config, here, folder, title, progress)
     if doubt := _doubt(costs):
         progress.note(note(doubt))
     return replace(cluster, engines=(costs,))
+
+
+def _known(config: DictConfig) -> EngineCosts | None:
+    """The costs in the cache; None where they have to be measured, or measured again."""
+    place = _place(config)
+    costs = profile_cache.read(EngineCosts, place) if profile_cache.exists(place, config.remeasure) else None
+    return None if costs is None or (costs.slowed >= run_queue.BUSY and profile_cache.may_improve(place)) else costs
+
+
+def _made(config: DictConfig, here: Machine, folder: Path, title: str, progress: Progress) -> EngineCosts:
+    """New costs, for the cache, too; or those that another process measures at this moment."""
+    place = _place(config)
+    busy = partial(progress.phase, "waiting", "until another run has profiled or measured")
+    with one_at_a_time.alone(one_at_a_time.MEASURING, busy):
+        if known := _known(config):
+            return known
+        before = profile_cache.exists(place, config.remeasure)
+        again = "again, as the machine was busy the last time" if before else "once"
+        progress.phase("measuring", f"{again}: what engine={config.engine.name} takes beyond its layers")
+        if before:
+            profile_cache.mark_repeated(place)
+        costs = _measured(config, here, folder, title)
+        profile_cache.keep(place, costs, f"what engine={costs.engine} takes is not kept")
+        return costs
 
 
 def _place(config: DictConfig) -> Path:

@@ -20,7 +20,7 @@ from harness.core.problem import CannotRun, Problem, deduplicate, leaving_out, n
 from harness.core.run_files import PLAN
 from harness.export import systems
 from harness.export.planned import Planned
-from harness.host import devices, machine
+from harness.host import devices, machine, one_at_a_time
 from harness.host.machine import Machine
 from harness.interfaces import Engine, Planner
 from harness.launch import rank_starter, supervisor
@@ -246,9 +246,12 @@ class _Preparation:
     def measured_machine(self) -> Machine:
         """Measure this machine in a worker process, once, and cache it for later runs."""
         wanted = profiles.wanted(self.config)
-        self.progress.phase("measuring this machine", "once: peaks, memory, links")
         tf32, limit_s = self.config.precision.tf32, self.config.launch.timeout_s
-        return supervisor.measure_machine(self.folder, self.title, limit_s, wanted, tf32)
+        with one_at_a_time.alone(one_at_a_time.MEASURING, self.profiles.wait):
+            if known := _stored_machine(self.config):
+                return known
+            self.progress.phase("measuring this machine", "once: peaks, memory, links")
+            return supervisor.measure_machine(self.folder, self.title, limit_s, wanted, tf32)
 
     def compare(self) -> None:
         """A stored profile with the model that the user chose, if all is well so far; no other one is planned for."""

@@ -8,6 +8,7 @@ counted on the meta device  (cache, worker)-'
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from harness.core.cluster import Cluster, Device
 from harness.core.model_profile import ModelProfile, Unsplit
 from harness.core.problem import CannotRun, Problem
 from harness.core.run_files import PROFILE
-from harness.host import devices, profile_cache, run_queue
+from harness.host import devices, one_at_a_time, profile_cache, run_queue
 from harness.launch import supervisor
 from harness.report.progress import Progress
 from harness.simulator import layer_times
@@ -65,27 +66,37 @@ class Profiles:
         """
         if origin == "file":
             return self.given()
+        profile = self.cached(origin) or self.made(origin)
+        return replace(profile, device=here) if origin == "measured" else profile
+
+    def cached(self, origin: Origin) -> ModelProfile | None:
+        """The profile in the cache, with the name of the file where the model is now. None if there is none, it has to
+        be measured again, or it names a line that is elsewhere now."""
         place = self.place(origin)
-        profile = self.cached(place) if self.is_there(origin) else None
-        if profile:
-            again = " (remeasure=true measures again)" if origin == "measured" else ""
-            self.found = f"made here {units.age(profile_cache.age_s(place))} ago, cached{again}"
-        else:
+        profile = profile_cache.load(place) if self.is_there(origin) else None
+        if profile is None or (profile.unsplit and not _is_there(profile.unsplit)):
+            return None
+        again = " (remeasure=true measures again)" if origin == "measured" else ""
+        self.found = f"made here {units.age(profile_cache.age_s(place))} ago, cached{again}"
+        return replace(profile, model=registry.model_name(self.config.model, profile.model))
+
+    def made(self, origin: Origin) -> ModelProfile:
+        """A new profile, for the cache, too; or the one that another process makes at this moment."""
+        what = one_at_a_time.MEASURING if origin == "measured" else f"counting-{self.config.model.name}"
+        with one_at_a_time.alone(re.sub(r"[^A-Za-z0-9_-]+", "-", what), self.wait):
+            if profile := self.cached(origin):
+                return profile
+            place = self.place(origin)
             self.found = "made just now"
-            profile = self.made(origin)
+            profile = self.in_a_worker(origin)
             profile_cache.store(place, profile)
             if origin == "measured" and self.disturbed:
                 profile_cache.mark_repeated(place)
                 self.disturbed = False
-        return replace(profile, device=here) if origin == "measured" else profile
+            return profile
 
-    def cached(self, place: Path) -> ModelProfile | None:
-        """The profile in the cache, with the name of the file where the model is now. None if there is none, or it
-        names a line that is elsewhere now."""
-        profile = profile_cache.load(place)
-        if profile is None or (profile.unsplit and not _is_there(profile.unsplit)):
-            return None
-        return replace(profile, model=registry.model_name(self.config.model, profile.model))
+    def wait(self) -> None:
+        self.progress.phase("waiting", "until another run has profiled or measured")
 
     def given(self) -> ModelProfile:
         """The profile of the user's file. What is wrong with one of another model is raised before it is planned."""
@@ -157,7 +168,7 @@ class Profiles:
             precision.channels_last and origin != "counted",
         )
 
-    def made(self, origin: Origin) -> ModelProfile:
+    def in_a_worker(self, origin: Origin) -> ModelProfile:
         """Make a profile in a worker process."""
         samples = mesh.micro_batch(self.config)
         phase, action = ("counting", "count") if origin == "counted" else ("profiling", "profile")

@@ -32,8 +32,8 @@ def main(overrides: Sequence[str]) -> int:
     """Search, print what is found, and verify it if asked; returns the exit code of the search, or that of a race that
     was interrupted."""
     if engines.tunes_several(overrides):
-        rows, folder = local.rows_of(overrides), local.folder_of(overrides)
-        verify = _verified([*rows[0].point.overrides])
+        folder, verify = local.folder_of(overrides), _verified([*local.rows_of(overrides)[0].point.overrides])
+        rows = local.rows_of([text for text in overrides if bare_key(text) != "tune.verify"])
         code = local.run_to_end(rows, folder)
         records = [row.record for row in rows if row.record]
     else:

@@ -1,4 +1,4 @@
-"""Runs the points of a sweep one after the other on this machine.
+"""Runs the points of a sweep on this machine: one after the other, but for searches that measure nothing (`at_once`).
 
 Points that train have a process of their own; those that only plan or simulate share this one. A point that fails is a
 row and not the end; one that cannot run is reported before anything starts. A sweep that is started again (the same
@@ -21,11 +21,12 @@ from harness.core import files
 from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import RECORD, TABLE
+from harness.host import devices
 from harness.launch import fork_server, supervisor
 from harness.launch.signals import preemptible
 from harness.run import folder_lock, run_folder
 from harness.run.folder_lock import Busy, held
-from harness.sweep import equal_micro_batches, run_point
+from harness.sweep import at_once, equal_micro_batches, run_point
 from harness.sweep.closing import close
 from harness.sweep.live_table import Display
 from harness.sweep.points import expand, refuse_mistyped, refuse_one_file, scale_of, value_of
@@ -97,9 +98,11 @@ def _go_through(rows: Sequence[Row], folder: Path, display: Display) -> None:
             display.note(f"{row.point.id} was run before {model} was changed, and is kept: out=DIR for new runs")
     if sum(config is not None and config.mode == "run" for config in configs.values()) > 1:
         supervisor.start_fork_server()
-    elsewhere = []
+    together = [row for row in rows if row.record is None and at_once.able(configs[row.point.id])]
+    busy = at_once.run(together, folder, configs, display) if len(together) > 1 and devices.cores() > 1 else []
+    elsewhere = [(row, run_point.stored(folder / row.point.id)) for row in busy]
     for row in rows:
-        if row.record is None:
+        if row.record is None and row not in busy:
             try:
                 watch = functools.partial(display.doing, row)
                 config = configs.pop(row.point.id)

@@ -87,14 +87,15 @@ def run_point(
     folder: Path,
     config: DictConfig | None = None,
     waiting: Callable[[], None] = lambda: None,
-    here: bool = False,
+    here: bool | None = None,
     environment: Mapping[str, str] = {},
     watch: Callable[[str], None] | None = None,
 ) -> None:
     """Fill in the row's record: from `folder` where the point is done already, by running it otherwise.
 
-    `config` is the point's, if it is composed already. `here`: in this process, as points that only plan or simulate
-    always are, and call `watch` with what they are doing; a process of its own has the variables of `environment`, too.
+    `config` is the point's, if it is composed already. `here`: in this process, as by default points are that only
+    plan or simulate, and call `watch` with what they are doing; a process of its own has the variables of
+    `environment`, too.
     Raises `folder_lock.Busy`, and KeyboardInterrupt, with the record filled in, if the run was ended from outside.
     """
     if done_before(row, folder):
@@ -112,7 +113,7 @@ def _run(
     folder: Path,
     config: DictConfig | None,
     waiting: Callable[[], None],
-    here: bool,
+    here: bool | None,
     lock: Lock,
     environment: Mapping[str, str],
     watch: Callable[[str], None] | None,
@@ -127,7 +128,7 @@ def _run(
         return
     overrides = [*row.point.overrides, quoted("out", str(folder))]
     try:
-        if here or config.mode != "run":
+        if config.mode != "run" if here is None else here:
             config.out = str(folder)
             why = _here(config, overrides, folder / CONSOLE, watch)
         else:

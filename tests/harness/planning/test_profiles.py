@@ -113,7 +113,7 @@ def test_a_cached_profile_has_the_name_and_the_lines_of_now(tmp_path: Path, code
     assert one.place("counted") != made(tmp_path, f"model={now}:build").place("counted")
     known = replace(PROFILE, model="before.py:build width=9", unsplit=Unsplit(str(before), 3, code, "it reads"))
     known.save(one.place("counted"))
-    found = one.cached(one.place("counted"))
+    found = one.cached("counted")
     assert (found and found.model) == (None if "> 1" in code else "now.py:build width=9")
 
 

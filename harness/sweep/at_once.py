@@ -1,0 +1,96 @@
+"""Runs several points of a sweep at the same time, each in a process of its own, as many as there are cores.
+
+    mode=tune engine=gpipe,myelin,deepspeed      core 0   |gpipe ......|deepspeed ............|
+                                                 core 1   |myelin ..................|
+
+Only searches that measure nothing: what is measured on this machine has it alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from concurrent import futures
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from harness.config import cluster_config
+from harness.core.run_files import CONSOLE
+from harness.host import devices
+from harness.planning import profiles
+from harness.run.folder_lock import Busy
+from harness.sweep import run_point
+from harness.sweep.live_table import Display
+from harness.sweep.row import Row
+
+LAST_BYTES = 4096
+"""Of the end of a log, which has its last line."""
+
+
+def able(config: DictConfig | None) -> bool:
+    """Whether a point is a search whose cluster and layer times are computed."""
+    if config is None or config.mode != "tune" or config.cluster.name == "local":
+        return False
+    cluster = cluster_config.build(cluster_config.from_group(config.cluster))
+    return profiles.origin(config, cluster) != "measured"
+
+
+def run(rows: Sequence[Row], folder: Path, configs: Mapping[str, DictConfig | None], display: Display) -> list[Row]:
+    """Fill in the records of the rows; returns those that another sweep is running.
+
+    Raises KeyboardInterrupt, with the records filled in, if this process is asked to end.
+    """
+    stopped: list[KeyboardInterrupt] = []
+
+    def waiting() -> None:
+        if stopped:
+            raise stopped[0]
+
+    def one(row: Row) -> None:
+        waiting()
+        run_point.run_point(row, folder / row.point.id, configs[row.point.id], waiting, here=False)
+
+    with futures.ThreadPoolExecutor(min(len(rows), devices.cores())) as pool:
+        running = {pool.submit(one, row): row for row in rows}
+        try:
+            return _watched(
+                running, folder, display, {name: str(made.engine.name) for name, made in configs.items() if made}
+            )
+        except KeyboardInterrupt as error:
+            stopped.append(error)  # each process is asked to end, and leaves its record
+            raise
+
+
+def _watched(
+    running: dict[futures.Future[None], Row], folder: Path, display: Display, names: Mapping[str, str]
+) -> list[Row]:
+    """Show what the points are doing, in turns, under the `names` of their engines, until all have ended."""
+    left, elsewhere = set(running), []
+    for turn in itertools.count():
+        ended, left = futures.wait(left, run_point.POLL_S, futures.FIRST_COMPLETED)
+        for future in sorted(ended, key=[*running].index):
+            row = running[future]
+            try:
+                future.result()
+                display.ended(row)
+            except Busy:
+                row.waits = "elsewhere"
+                elsewhere.append(row)
+        if not left:
+            return elsewhere
+        busy = [row for future, row in running.items() if future in left and future.running()]
+        if busy:
+            row = busy[turn % len(busy)]
+            display.doing(row, f"{names[row.point.id]}: {_last_line(folder / row.point.id / CONSOLE)}")
+    raise AssertionError("a count has no end")
+
+
+def _last_line(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LAST_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return "begins"
+    return lines[-1] if lines else "begins"
