@@ -26,7 +26,7 @@ from harness.schedule.transfers import plan_transfers
 
 @dataclass
 class Config:
-    PLANNERS: ClassVar[tuple[str, ...]] = ("autoddl", "megatron", "data_parallel")
+    PLANNERS: ClassVar[tuple[str, ...]] = ("autoddl", "megatron", "data_parallel", "summa")
 
     name: str = "sbp"
     """The engine."""
