@@ -26,7 +26,7 @@ from harness.schedule.transfers import plan_transfers
 
 @dataclass
 class Config:
-    PLANNERS: ClassVar[tuple[str, ...]] = ("autoddl", "megatron", "data_parallel", "summa")
+    PLANNERS: ClassVar[tuple[str, ...]] = ("autoddl", "megatron", "data_parallel")
 
     name: str = "sbp"
     """The engine."""
