@@ -1,21 +1,20 @@
-"""The planner `summa`: SUMMA on the best mesh r x c, inputs go along rows, weights along columns (a cost model, as in
-AutoDDL's figures)."""
+"""The planner `summa`: SUMMA on the best mesh rows x columns (AutoDDL's baseline, section 5.1; `harness.sbp.summa`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
-from harness.core.plan import Plan, Traffic
+from harness.core.plan import Plan
 from harness.interfaces import PlanRequest
 from harness.sbp import baselines
+from harness.sbp.shortest_path import Route
 from harness.sbp.strategy_costs import Rules
-from planners import pipeline, tensor_parallel_base
-
-SHARES = {"forward": 1 / 3, "backward": 2 / 3}
+from planners import tensor_parallel_base
+from planners.tensor_parallel_base import SplitProblem
 
 
 @dataclass
@@ -26,32 +25,24 @@ class Config:
 
     name: str = "summa"
     """The planner."""
+    padded: bool = False
+    """true: sizes of weights need not divide (planning only), as with planner=megatron."""
 
 
 class Summa:
-    """A cost model only: SUMMA does not split matmuls by a strategy, so no engine runs it."""
+    def __init__(self, config: Config) -> None:
+        self.rules = Rules(padded=config.padded)
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """Returns a plan; `predicted` holds `communication_s` of a step and the mesh. Raises NoPlan as `split_problem`
-        does."""
-        problem = tensor_parallel_base.split_problem(profile, cluster, memory, request, Rules())
-        best = baselines.summa(problem.chain, problem.costs)
-        size, m = problem.costs.grid.size, request.batch.micro_batches
-        traffic = tuple(
-            Traffic("all_gather", phase, share * best.seconds / m, round(share * best.bytes / m))
-            for phase, share in SHARES.items()
-        )
-        predicted = {
-            "communication_s": best.seconds,
-            "communication_by_phase_s": {phase: share * best.seconds for phase, share in SHARES.items()},
-            "held_bytes": round(problem.evenly),
-            "summa_mesh": [size(best.rows), size(best.columns)],
-            "baselines": tensor_parallel_base.compare_baselines(problem, "free"),
-        }
-        plan = pipeline.to_plan([len(profile.layers)], request, predicted)
-        return replace(plan, traffic=(traffic,))
+        """Returns a plan; `predicted` holds `communication_s` of a step. Raises NoPlan if no mesh divides all matmuls,
+        or fits."""
+        return tensor_parallel_base.plan_matmuls(profile, cluster, memory, request, self.rules, _cheapest)
+
+
+def _cheapest(problem: SplitProblem) -> Route:
+    return problem.cheapest(baselines.summa, "free")
 
 
 def build(config: Config) -> Summa:
     """Returns the planner."""
-    return Summa()
+    return Summa(config)

@@ -22,7 +22,7 @@ from harness.core.units import sizes
 from harness.interfaces import BatchShape, PlanRequest
 from harness.sbp import baselines
 from harness.sbp.collective_costs import Collectives, grid_from_cluster
-from harness.sbp.device_grid import Strategy
+from harness.sbp.device_grid import Strategy, Summa
 from harness.sbp.matmul_chain import Chain, chain_from_profile
 from harness.sbp.memory_limit import TooLarge, held
 from harness.sbp.route_to_plan import device_share, matmul_figures, with_exchanges, with_route
@@ -157,7 +157,7 @@ def split_problem(
     even = cache(lambda: pipeline.to_plan(_cut(profile, cluster, request), request, {}))  # many requests have no route
 
     @cache  # a search meets the same strategies with many limits
-    def needed_with(chosen: tuple[tuple[str, Strategy], ...]) -> float:
+    def needed_with(chosen: tuple[tuple[str, Strategy | Summa], ...]) -> float:
         strategy = {name: grid.numbers(one) for name, one in chosen}
         return _needed(profile, memory, chain, replace(even(), strategy=strategy))
 

@@ -30,14 +30,11 @@ REASONS = {
     "AD-2": "the collectives of processes on one machine are no rings over equal links: each by itself has an alpha "
     "and a beta that fit, all together have not.",
     "AD-3": "strategies whose predictions are a tenth apart change places from run to run (taus of 0.71 to 0.86 in "
-    "three): the processes share two cores. One pair is 39 % apart and takes the same time: the one splits two layers "
-    "over pairs of processes, the other over all four.",
-    "AD-9": "SUMMA is a cost here that counts no buffers of what is received, so its largest micro-batches are two to "
-    "four times as large as AutoDDL's; with AutoDDL's 16 micro-batches it takes 262 s on 64 nodes, more than "
-    "Megatron-like. SUMMA executed, with all that it holds, would decide it.",
+    "three), as the processes share two cores; one pair is 39 % apart and takes the same time (two layers over pairs "
+    "of processes, or over all four). Four machines with a network of their own would decide it.",
     "AD-10": "where all GPUs of a node split weights, less crosses the nodes than with data parallelism, with any "
     "latency and bandwidth. The paper's Megatron-like was slower, and unstable; a trace of it would tell why.",
-    "AD-11": "SUMMA is 2.6 times slower, not 3, with the data sheet's 12.5 GB/s between the nodes; with half of it "
+    "AD-11": "SUMMA is 2.9 times slower, not 3, with the data sheet's 12.5 GB/s between the nodes; with half of it "
     "both figures of the large model are within their limits. The bandwidth of two such servers would decide it.",
     "AD-12": "a stage of fewer devices sends less for each layer, and nothing but messages and the bubble is lost "
     "between our stages. The paper's micro-batches, meshes and calls for each stage would decide it: at its 2 stages "

@@ -182,7 +182,19 @@ class BlockCollectives:
         members = self.mesh.size(digits)
         if self.aligned:
             dist.barrier(self.groups.of("activations", digits))
-        return self.counter.counting(f"{name}@{phase}", STEPS[name] * (members - 1) * size // members)
+        return self.counter.counting(f"{name}@{phase}", STEPS.get(name, 1) * (members - 1) * size // members)
+
+    def broadcast(self, x: Tensor, owner: int, digits: Digits, phase: str) -> None:
+        """Overwrites x with that of shard `owner`, one of the group."""
+        if digits:
+            with self._counted("broadcast", phase, x.nbytes, digits):
+                dist.broadcast(x, self.groups.first + owner, group=self.groups.of("activations", digits))
+
+    def reduce(self, x: Tensor, owner: int, digits: Digits, phase: str) -> None:
+        """Sums x over a group, in the shard `owner`; what others have afterwards is undefined."""
+        if digits:
+            with self._counted("reduce", phase, x.nbytes, digits):
+                dist.reduce(x, self.groups.first + owner, group=self.groups.of("activations", digits))
 
     def summed(self, x: Tensor, digits: Digits) -> Tensor:
         total = x.clone(memory_format=torch.contiguous_format)

@@ -38,7 +38,9 @@ class Instruction:
     """The instruction of a device for one matmul. `inputs` and `outputs` are the digits that split columns and rows of
     its weight, `replicas` the digits over which the weight is replicated. `attended`: attention reads the output, of
     which `heads` says how heads are ordered if one matmul has queries, keys and values. At the end of a branch `past`
-    moves the residual to the layout of the sum, and `on` moves the sum on."""
+    moves the residual to the layout of the sum, and `on` moves the sum on. By SUMMA, with so many `panels`, a matmul
+    leaves the blocks in which its input arrives; `inputs` and `outputs` of its weight are split by rows and columns of
+    the mesh, of a look-up the other way round (`engines.sbp.summa`)."""
 
     item: Matmul
     before: Exchange | None
@@ -55,6 +57,7 @@ class Instruction:
     attended: bool = False
     past: Exchange | None = None
     on: Exchange | None = None
+    panels: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class Program:
         for one in self.instructions.values():
             exchanges = (one.before, one.gather, one.scatter, one.after, one.past, one.on)
             found |= {exchange.digits for exchange in exchanges if exchange}
+            if one.panels:
+                found |= {tuple(sorted(dim.split)) for dim in (one.leaves.rows, one.leaves.columns) if dim.split}
         return found
 
 
@@ -87,11 +92,14 @@ def undivided(found: Program, mesh: Mesh) -> list[str]:
     joined."""
     wrong = []
     for name, one in found.instructions.items():
-        sizes = (
+        sizes = [
             ("samples", one.item.samples, max((one.arrives.rows, one.leaves.rows, one.output_layout.rows), key=_axes)),
             ("outputs", one.item.divided, max((one.outputs, one.leaves.columns), key=_axes)),
             ("inputs", one.item.inputs, one.inputs),
-        )
+        ]
+        if one.panels:  # rows and columns of the mesh both split what is summed over
+            summed, size = ("outputs", one.item.divided) if one.item.look_up else ("inputs", one.item.inputs)
+            sizes += [(summed, size, dim) for dim in (one.leaves.rows, one.leaves.columns)]
         wrong += [
             f"{size} {what} of {name} are not divisible by {mesh.size(dim.axes)}"
             for what, size, dim in sizes

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from engines.sbp.block_layout import Digits, Dim, Layout, Mesh
 from engines.sbp.instruction import Exchange, Instruction, Program, Unrunnable
 from harness.core.plan import Plan
-from harness.sbp.device_grid import Degree, minus, plus
+from harness.sbp import summa
+from harness.sbp.device_grid import Degree, Strategy, Summa, minus, plus
 from harness.sbp.matmul_chain import Attention, Chain, Item, Matmul, Residual
 from harness.sbp.route_to_plan import OUTPUT
 
@@ -61,6 +62,9 @@ class _Writer:
         nodes, local = numbers if len(numbers) == 2 else (1, numbers[0]) if grid.nodes == 1 else (numbers[0], 1)
         return grid.degree(nodes, local)
 
+    def _strategy(self, item: Matmul) -> Strategy | Summa:
+        return self.mesh.grid.strategy_or_mesh(self.plan.strategy[item.name])
+
     def _layouts(self, item: Matmul) -> list[Degree | None]:
         degrees = self.plan.layouts.get(item.name)
         if degrees is None:
@@ -73,9 +77,12 @@ class _Writer:
 
     def _start(self, first: Matmul) -> Layout:
         """Set the layout of the model's input: that of its first matmul, or split along the batch only."""
-        strategy = self.mesh.grid.strategy(self.plan.strategy[first.name])
+        strategy = self._strategy(first)
         if self._layouts(first)[0] is not None and not first.look_up:
             return Layout().split(rows=self._in_order(self.mesh.all))
+        if isinstance(strategy, Summa):
+            blocks = self._blocks(strategy)
+            return blocks.with_columns(Dim()) if first.look_up else blocks
         columns = () if first.look_up else self._slice(strategy.p0, plus(strategy.p0, strategy.p2))
         rows = self._in_order(self._front(strategy.p0))
         return Layout().split(rows=rows, columns=self._in_order(columns)[::-1])
@@ -147,6 +154,9 @@ class _Writer:
         return before, before.after if before else self.at
 
     def _matmul(self, item: Matmul, following: Sequence[Item], target: Layout | None) -> None:
+        if isinstance(self._strategy(item), Summa):
+            self._on_mesh(item, following)
+            return
         enters, leaves, *between = self._layouts(item)
         assert leaves is not None
         p0 = self.mesh.grid.strategy(self.plan.strategy[item.name]).p0
@@ -186,6 +196,31 @@ class _Writer:
             heads = 0 if item.parts else self._heads(following)
             instruction = replace(instruction, after=after, output_layout=self.at, heads=heads, attended=True)
         self.written[item.name] = instruction
+
+    def _on_mesh(self, item: Matmul, following: Sequence[Item]) -> None:
+        """Write the instruction of a matmul by SUMMA: it leaves the blocks in which its input arrives."""
+        mesh = self._strategy(item)
+        assert isinstance(mesh, Summa)
+        before, arrives = self._arrives(item)
+        if item.look_up:
+            arrives = self._blocks(mesh)
+        rows, columns = (dim.cut for dim in (arrives.rows, arrives.columns))
+        if self.mesh.count(rows) != mesh.rows or {*rows} != arrives.rows.split or {*columns} != arrives.columns.split:
+            raise Unrunnable(f"{item.name}: its input is not in blocks of the mesh")
+        inputs, outputs = (Dim().with_split(digits) for digits in (rows, columns))
+        if item.look_up:
+            inputs, outputs = outputs, inputs
+        self.at = arrives
+        made = Instruction(item, before, None, None, None, inputs, outputs, (), arrives, arrives, arrives)
+        attended = self._attention_place(item, mesh.rows, following, ()) is not None
+        heads = 0 if item.parts else self._heads(following)
+        panels = summa.panels(self.mesh.grid, mesh)
+        self.written[item.name] = replace(made, panels=panels, attended=attended, heads=heads)
+
+    def _blocks(self, mesh: Summa) -> Layout:
+        rows = self._front(mesh.rows)
+        columns = set(self.mesh.all) - set(rows)
+        return Layout().split(rows=self._in_order(rows), columns=self._in_order(columns)[::-1])
 
     def _factors(self, item: Matmul, tied: Instruction | None) -> tuple[Digits, Digits]:
         """Return the digits of p1 and of p2; a `tied` weight has those of its embedding."""

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from engines.sbp.block_collectives import BlockCollectives, column_of
 from engines.sbp.block_layout import Digits, Dim, Layout
 from engines.sbp.instruction import Instruction
+from engines.sbp.summa import LookedUp, MeshLines, Multiplied
 from engines.sbp.sync_batchnorm import Normed
 from harness.nn.dropout import Dropout
 
@@ -57,9 +58,15 @@ class Product(nn.Module):
         self.weight, self.bias = weight, bias
         self.instruction, self.entry, self.by, self.first = instruction, entry, entry.by, first
         self.bias_after = bias is not None and instruction.scatter is not None  # not once in each partial sum
+        self.bias_after |= bias is not None and instruction.panels > 0
         self.compute = self._of(source)
 
     def _of(self, source: nn.Module) -> Callable[[Tensor], Tensor]:
+        if self.instruction.panels:
+            lines = MeshLines(self.instruction, self.by)
+            if isinstance(source, nn.Embedding):
+                return lambda tokens: LookedUp.apply(tokens, self.weight, lines, self.first)
+            return lambda x: Multiplied.apply(x, self.weight, lines)
         if isinstance(source, nn.Embedding):
             return self._looked_up if self.instruction.inputs.split else lambda x: functional.embedding(x, self.weight)
         if isinstance(source, nn.Conv2d):

@@ -196,8 +196,6 @@ def _tensor_parallel(config: DictConfig, can: Capabilities) -> list[Problem]:
     if config.mode != "run":
         return []
     message = "is a cost model, no engine runs it"
-    if planner == "summa":
-        return [Problem("planner", planner, message, ({"planner": "autoddl"}, {"mode": "plan"}))]
     return [
         Problem(f"planner.{key}", value, message, ({f"planner.{key}": runnable}, {"mode": "plan"}))
         for key, value, runnable in (("paths", "paper", "mixed"), ("splits", "any", "even"), ("padded", True, False))

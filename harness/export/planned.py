@@ -140,6 +140,6 @@ def refused_strategies(planned: Planned) -> list[Problem]:
 
 
 def _degrees(numbers: Sequence[int]) -> tuple[int, ...]:
-    """(p0, p1, p2), each over nodes and devices."""
-    each = len(numbers) // 3
+    """(p0, p1, p2), or the rows and columns of a mesh, each over nodes and devices."""
+    each = 1 if len(numbers) in (2, 3) else 2
     return tuple(math.prod(numbers[first : first + each]) for first in range(0, len(numbers), each))

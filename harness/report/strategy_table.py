@@ -19,7 +19,7 @@ from harness.core.plan import Plan
 from harness.core.units import UNKNOWN, seconds, size
 
 PHASES = ("forward", "backward", "weights")
-KINDS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce")
+KINDS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast", "reduce")
 NUMBER = re.compile(r"\d+")
 
 
@@ -51,7 +51,9 @@ def strategy_table(plan: Plan) -> Table:
     rows = [*_merged_rows(plan)]
     kinds = [kind for kind in KINDS if any(kind in row.figures["bytes"] for row in rows)]
     pairs = any(len(row.strategy) > 3 for row in rows)
-    title = "(p0, p1, p2), each nodes x devices" if pairs else "(p0, p1, p2)"
+    three = any(len(row.strategy) in (3, 6) for row in rows)
+    mesh = any(len(row.strategy) in (2, 4) for row in rows)
+    title = " or ".join(["(p0, p1, p2)"] * three + ["(rows, columns)"] * mesh) + ", each nodes x devices" * pairs
     table = _table(["matmul", title, "rows in", "rows out", *PHASES, *kinds, "holds"])
     for row in rows:
         layouts = [_parts(layout) for layout in row.layouts[:2]] or [UNKNOWN, UNKNOWN]
@@ -77,10 +79,10 @@ def comparison_table(plan: Plan, name: str) -> Table:
 
 
 def format_strategy(strategy: Sequence[int]) -> str:
-    """Formats a strategy: (4, 8, 2), or (1 x 4, 2 x 1, 1 x 4) where nodes have several devices."""
-    if len(strategy) == 3:
+    """Formats a strategy, or a mesh: (4, 8, 2), or (1 x 4, 2 x 1, 1 x 4) where nodes have several devices."""
+    if len(strategy) in (2, 3):
         return f"({', '.join(map(str, strategy))})"
-    return f"({', '.join(_parts(strategy[i : i + 2]) for i in (0, 2, 4))})"
+    return f"({', '.join(_parts(strategy[i : i + 2]) for i in range(0, len(strategy), 2))})"
 
 
 def _parts(numbers: Sequence[int]) -> str:

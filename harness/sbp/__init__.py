@@ -26,6 +26,6 @@ memory_limit        the cheapest route within a limit of bytes: bounds first, th
                     between the bounds (pareto, pareto_edges, pareto_sections: Pareto-optimal paths through a matmul or
                     a branch)
 repeated_layers     layers that share one split
-baselines           data parallelism, Megatron, SUMMA
+baselines           data parallelism, Megatron, SUMMA (summa: its collectives)
 route_to_plan       from a route to a plan, and a device's share of a profile
 """

@@ -3,19 +3,18 @@
 data parallel   every matmul (P, 1, 1)
 Megatron        a mesh d x m, matmuls in pairs: columns (d, m, 1), then rows (d, 1, m); the best mesh. Convolutions are
                 data parallel; m devices are of one node where nodes have several, or all of it
-SUMMA           every matmul on a mesh r x c: inputs go along rows, weights along columns
+SUMMA           every matmul on a mesh r x c: inputs go along rows, weights along columns (`harness.sbp.summa`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from harness.sbp.device_grid import Degree, Grid, Strategy, below, minus
+from harness.sbp.device_grid import Degree, Grid, Strategy, Summa, below, minus
 from harness.sbp.matmul_chain import Chain, Matmul, Residual
-from harness.sbp.memory_limit import TooLarge, held
-from harness.sbp.shortest_path import Ends, Infeasible, Move, Route, Search
-from harness.sbp.strategy_costs import INFINITE, Costs
+from harness.sbp.memory_limit import TooLarge, held, with_seconds
+from harness.sbp.shortest_path import Ends, Infeasible, Move, Route, Search, Step
+from harness.sbp.strategy_costs import INFINITE, Costs, Place
 
 
 def data_parallel(chain: Chain, costs: Costs, ends: Ends) -> list[Route]:
@@ -104,32 +103,46 @@ def _branches(chain: Chain) -> Iterator[list[Matmul]]:
     yield row
 
 
-@dataclass(frozen=True)
-class Summa:
-    """The best mesh of SUMMA, its seconds of communication of one training step, and the bytes that a device
-    receives."""
+def summa(chain: Chain, costs: Costs, ends: Ends) -> list[Route]:
+    """Returns SUMMA's route on each mesh that divides all matmuls. Its tensors keep their blocks from matmul to matmul;
+    convolutions, and what cannot be split, are data parallel.
 
-    rows: Degree
-    columns: Degree
-    seconds: float
-    bytes: float
-
-
-def summa(chain: Chain, costs: Costs) -> Summa:
-    """Returns the best mesh: forward each device receives |input| / rows + |weight| / columns, backward twice that, for
-    every micro-batch."""
-    meshes = ((rows, minus(costs.grid.all, rows)) for rows in below(costs.grid.all))
-    return min((_on_mesh(chain, costs, *mesh) for mesh in meshes), key=lambda mesh: mesh.seconds)
+    Input and output of the model are blocks, too (`ends` "free"). Raises Infeasible where no mesh divides all.
+    """
+    assert ends == "free", ends
+    every = costs.grid.all
+    routes = [_on_mesh(chain, costs, Summa(rows, minus(every, rows))) for rows in below(every)]
+    found = [with_seconds(Route(tuple(steps), 0.0), costs) for steps in routes if steps]
+    if not found:
+        raise Infeasible("no mesh of SUMMA's divides all matmuls")
+    return found
 
 
-def _on_mesh(chain: Chain, costs: Costs, rows: Degree, columns: Degree) -> Summa:
-    size, seconds, received = costs.grid.size, 0.0, 0.0
-    for item in chain.matmuls:
-        inputs = 0.0 if item.look_up else item.input_elements * costs.element_bytes / size(rows)
-        weights = item.weight_bytes / size(columns)
-        for over, amount in ((columns, inputs), (rows, weights)):
-            if size(over) > 1:
-                share = amount * size(over) / (size(over) - 1)  # all of it is received
-                seconds += 3 * costs.micro_batches * costs.collectives.seconds("all_gather", over, share)
-                received += 3 * costs.micro_batches * amount
-    return Summa(rows, columns, seconds, received)
+def _on_mesh(chain: Chain, costs: Costs, mesh: Summa) -> list[Step | Move]:
+    """Returns the steps on one mesh; none where it does not divide all."""
+    blocks, samples = Place(mesh.rows), Place(costs.grid.all)
+    alone = Strategy(costs.grid.all, costs.grid.none, costs.grid.none)
+    steps: list[Step | Move] = []
+    at = blocks
+    for number, item in enumerate(chain.matmuls):
+        apart = item.whole or item.conv
+        if not (costs.allows(item, alone) if apart else _divides(item, costs, mesh)):
+            return []
+        place = samples if apart else blocks
+        if steps and at != place:
+            steps.append(Move(item.input_elements, at, place))
+        at = place
+        free = number == 0 and not item.look_up
+        # a weight at both ends is held once, and counted with the last matmul
+        reduced = not (number == 0 and item.tied and item.tied == chain.matmuls[-1].tied)
+        steps.append(Step(item, alone if apart else mesh, place, place, free, reduced))
+    whole = all(costs.can_be_placed(blocks, one.samples, one.heads, always=True) for one in chain.attentions)
+    return steps if whole else []
+
+
+def _divides(item: Matmul, costs: Costs, mesh: Summa) -> bool:
+    """Returns whether samples are split by rows, and features both by rows and by columns."""
+    summed = item.divided if item.look_up else item.inputs
+    by_rows = costs.rules.padded or summed % costs.grid.size(mesh.rows) == 0
+    sizes = (item.inputs, item.divided)
+    return by_rows and all(costs.can_be_placed(Place(mesh.rows), item.samples, size) for size in sizes)

@@ -3,9 +3,11 @@
     all_reduce                    2 (k - 1) alpha + 2 (k - 1) / k n beta
     reduce_scatter, all_gather      (k - 1) alpha +   (k - 1) / k n beta
     all_to_all                      (k - 1) alpha +   (k - 1) / k n beta
+    broadcast, reduce               (k - 1) alpha +               n beta
 
 k members, n bytes: what a member puts into a reduce_scatter, gets from an all_gather, has in an all_to_all. (The table
-prints ceilings for the parentheses.) Each call among several members takes the cluster's `collective_call_s` more.
+prints ceilings for the parentheses.) The last row is this project's: all get n bytes of one member, or give them to it,
+in a pipeline from neighbour to neighbour. Each call among several members takes the cluster's `collective_call_s` more.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 
 from harness.core.cluster import Cluster
 from harness.sbp.device_grid import Degree, Grid
-from harness.simulator.routes import STEPS
+from harness.simulator.routes import ROOTED, STEPS
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,19 @@ class Collectives:
         members, alpha_s, moving_s = nodes * local, 0.0, 0.0
         if local > 1:
             intra = self.cluster.intra
-            alpha_s, moving_s = intra.alpha_s, self.sent(size, members) * intra.beta_s_per_byte
+            passing = size if name in ROOTED else self.sent(size, members)
+            alpha_s, moving_s = intra.alpha_s, passing * intra.beta_s_per_byte
         if nodes > 1:
             port = self.cluster.node_port
             alpha_s = max(alpha_s, port.alpha_s)
             moving_s = max(moving_s, self._leaving(name, size, nodes, local) * self._port_s_per_byte(name, local))
         call_s = self.cluster.collective_call_s if members > 1 else 0.0
-        return call_s + STEPS[name] * ((members - 1) * alpha_s + moving_s)
+        return call_s + STEPS.get(name, 1) * ((members - 1) * alpha_s + moving_s)
+
+    @classmethod
+    def sent_by_all(cls, name: str, size: float, members: int) -> float:
+        """Returns the bytes that a member sends in a collective, a mean over all of them."""
+        return STEPS.get(name, 1) * cls.sent(size, members)
 
     def _port_s_per_byte(self, name: str, local: int) -> float:
         """Returns the seconds of a byte through a node's port: one ring alone may have more of it than several."""
@@ -59,6 +67,8 @@ class Collectives:
         each."""
         if name == "all_to_all":
             return self.grid.local * self.sent(size, nodes)
+        if name in ROOTED:
+            return self.grid.local / local * size
         return self.grid.local / local * self.sent(size, nodes * local)
 
 

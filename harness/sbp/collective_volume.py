@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from harness.sbp.device_grid import Degree, plus
+from harness.sbp import summa
+from harness.sbp.device_grid import Degree, Summa, plus
 from harness.sbp.shortest_path import Move, Route, Step
 from harness.sbp.strategy_costs import Costs
 
@@ -34,7 +35,12 @@ def _moved(step: Move, costs: Costs) -> Iterator[Message]:
 
 
 def _multiplied(step: Step, costs: Costs) -> Iterator[Message]:
-    (p0, p1, p2), m, item = step.strategy, costs.micro_batches, step.item
+    m, item = costs.micro_batches, step.item
+    if isinstance(step.strategy, Summa):
+        for call in summa.calls(item, costs.grid, step.strategy, costs.element_bytes, step.free):
+            yield Message(call.name, call.phase, call.degree, call.size, call.times * m)
+        return
+    p0, p1, p2 = step.strategy
     size, width = costs.grid.size, costs.element_bytes
     if not (step.free or item.look_up):
         entering = item.input_elements * width / size(plus(p0, p2))

@@ -35,6 +35,13 @@ class Strategy(NamedTuple):
     p2: Degree
 
 
+class Summa(NamedTuple):
+    """A mesh rows x columns of all devices: a matmul's tensors are split into as many blocks (`harness.sbp.summa`)."""
+
+    rows: Degree
+    columns: Degree
+
+
 @dataclass(frozen=True)
 class Grid:
     """`nodes` x `local` devices."""
@@ -107,20 +114,29 @@ class Grid:
             raise ValueError(f"{nodes} x {local} does not divide {self.nodes} nodes of {self.local} devices")
         return degree
 
-    def numbers(self, strategy: Strategy) -> tuple[int, ...]:
-        """Returns (p0, p1, p2); on several nodes of several devices (nodes, devices of each) for each of the three."""
+    def numbers(self, strategy: Strategy | Summa) -> tuple[int, ...]:
+        """Returns (p0, p1, p2), or (rows, columns); on several nodes of several devices (nodes, devices of each) for
+        each of them."""
         if self.nodes > 1 and self.local > 1:
             return tuple(number for degree in strategy for number in self.parts(degree))
         return tuple(self.size(degree) for degree in strategy)
 
     def strategy(self, numbers: tuple[int, ...]) -> Strategy:
         """Inverts `numbers`. Raises ValueError for numbers that are not a strategy of this grid."""
+        return Strategy(*self._degrees(numbers, 3))
+
+    def strategy_or_mesh(self, numbers: tuple[int, ...]) -> Strategy | Summa:
+        """Inverts `numbers`, those of a mesh, too. Raises ValueError for other numbers."""
+        mesh = len(numbers) in (2, 4)
+        return Summa(*self._degrees(numbers, 2)) if mesh else self.strategy(numbers)
+
+    def _degrees(self, numbers: tuple[int, ...], count: int) -> list[Degree]:
         several = self.nodes > 1 and self.local > 1
-        if len(numbers) != (6 if several else 3) or prod(numbers) != self.nodes * self.local:
+        if len(numbers) != count * (1 + several) or prod(numbers) != self.nodes * self.local:
             raise ValueError(f"{list(numbers)} is not a strategy for {self.nodes} nodes of {self.local} devices")
         if several:
-            return Strategy(*(self.degree(numbers[i], numbers[i + 1]) for i in (0, 2, 4)))
-        return Strategy(*(self.degree(n, 1) if self.nodes > 1 else self.degree(1, n) for n in numbers))
+            return [self.degree(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+        return [self.degree(n, 1) if self.nodes > 1 else self.degree(1, n) for n in numbers]
 
 
 def minus(degree: Degree, other: Degree) -> Degree:

@@ -10,6 +10,7 @@ from harness.sbp.bounded_search import CLOSE, BoundedSearch
 from harness.sbp.collective_volume import messages
 from harness.sbp.route import Infeasible, Route, Step
 from harness.sbp.shortest_path import Search
+from harness.sbp.strategy_costs import Costs
 
 
 class TooLarge(Infeasible):
@@ -28,9 +29,9 @@ def cheapest_within(search: Search, limit: float) -> Route:
         return cheap
     if held(small, search) > limit * (1 + CLOSE):
         raise TooLarge(held(small, search))
-    price, fits = _best_price(search, _with_seconds(cheap, search), _with_seconds(small, search), limit)
+    price, fits = _best_price(search, with_seconds(cheap, search.costs), with_seconds(small, search.costs), limit)
     return (
-        _with_seconds(BoundedSearch(search, limit, price, fits).route(), search)
+        with_seconds(BoundedSearch(search, limit, price, fits).route(), search.costs)
         if fits.seconds > cheap.seconds
         else fits
     )
@@ -42,9 +43,8 @@ def held(route: Route, search: Search) -> float:
     return sum(search.costs.held(step.item, step.strategy) for step in steps[search.ties() :])
 
 
-def _with_seconds(route: Route, search: Search) -> Route:
-    """Returns the route with its seconds, whatever the search minimized."""
-    costs = search.costs
+def with_seconds(route: Route, costs: Costs) -> Route:
+    """Returns the route with the seconds of all its collectives in a step."""
     seconds = (m.times * costs.collectives.seconds(m.name, m.degree, m.size) for m in messages(route, costs))
     return Route(route.steps, sum(seconds))
 
@@ -63,7 +63,7 @@ def _best_price(search: Search, cheap: Route, small: Route, limit: float) -> tup
     while True:
         more = held(cheap, search) - held(small, search)
         price = max(0.0, (small.seconds - cheap.seconds) / more)
-        route = _with_seconds(search.priced(price).route(), search)
+        route = with_seconds(search.priced(price).route(), search.costs)
         line = cheap.seconds + price * held(cheap, search)
         if route.seconds + price * held(route, search) >= line * (1 - CLOSE):
             return price, fits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.sbp.device_grid import Strategy
+from harness.sbp.device_grid import Strategy, Summa
 from harness.sbp.matmul_chain import Matmul
 from harness.sbp.strategy_costs import Place
 
@@ -14,7 +14,7 @@ class Step(NamedTuple):
     """A matmul, its strategy, and the layouts of its input and its output. A `free` input needs no communication."""
 
     item: Matmul
-    strategy: Strategy
+    strategy: Strategy | Summa
     enters: Place
     leaves: Place
     free: bool = False
@@ -41,7 +41,7 @@ class Route:
     seconds: float
 
     @property
-    def strategies(self) -> dict[str, Strategy]:
+    def strategies(self) -> dict[str, Strategy | Summa]:
         return {step.item.name: step.strategy for step in self.steps if isinstance(step, Step)}
 
 

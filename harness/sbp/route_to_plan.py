@@ -6,18 +6,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 from harness.core.model_profile import LayerProfile, ModelProfile, Product
 from harness.core.plan import Plan, Stage, Traffic
+from harness.sbp import summa
 from harness.sbp.collective_costs import Collectives
 from harness.sbp.collective_volume import messages
-from harness.sbp.device_grid import Degree, Grid, Strategy
+from harness.sbp.device_grid import Degree, Grid, Strategy, Summa
 from harness.sbp.matmul_chain import Attention, Chain, Matmul, Residual, chain_from_profile, matmul_name, part_names
 from harness.sbp.shortest_path import Ends, Move, Route, Step
 from harness.sbp.strategy_costs import Costs, exchange_bytes
 from harness.simulator.layer_times import depth, price_shares
-from harness.simulator.routes import STEPS
 
 OUTPUT = "output"
 """The name of the model's output among the layouts."""
@@ -84,9 +85,9 @@ def _numbers(grid: Grid, rows: tuple[int, ...]) -> tuple[int, ...]:
 def grid_from_plan(plan: Plan) -> Grid:
     """Returns the grid of a plan's strategies; one row of devices where no number distinguishes nodes."""
     numbers = next(iter(plan.strategy.values()), (1, 1, 1))
-    if len(numbers) == 3:
-        return Grid(1, numbers[0] * numbers[1] * numbers[2])
-    return Grid(numbers[0] * numbers[2] * numbers[4], numbers[1] * numbers[3] * numbers[5])
+    if len(numbers) in (2, 3):  # a mesh, or three factors
+        return Grid(1, prod(numbers))
+    return Grid(prod(numbers[::2]), prod(numbers[1::2]))
 
 
 Sent = dict[tuple[str, str], tuple[float, float]]
@@ -101,8 +102,8 @@ def sent_by_matmul(route: Route, costs: Costs) -> dict[str, Sent]:
     sent: dict[str, Sent] = {step.item.name: {} for step in route.steps if isinstance(step, Step)}
     for step, owner in zip(route.steps, _owners(route), strict=True):
         for message in messages(Route((step,), 0.0), costs):
-            times = message.times if message.phase == "weights" else 1
-            size = times * STEPS[message.name] * Collectives.sent(message.size, costs.grid.size(message.degree))
+            times = message.times if message.phase == "weights" else message.times // costs.micro_batches
+            size = times * Collectives.sent_by_all(message.name, message.size, costs.grid.size(message.degree))
             if size:
                 seconds = times * costs.collectives.seconds(message.name, message.degree, message.size)
                 _add(sent[owner], message.name, message.phase, seconds, size)
@@ -194,7 +195,7 @@ def device_share(profile: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
         if item.name not in plan.strategy:
             elsewhere[layer] += item.weight_bytes * (1 - 1 / devices)
             continue
-        strategy = grid.strategy(plan.strategy[item.name])
+        strategy = grid.strategy_or_mesh(plan.strategy[item.name])
         elsewhere[layer] += item.weight_bytes * (1 - 1 / _weight_parts(grid, strategy))
         gathered[layer] += _gathered_bytes(item, grid, strategy, chain.element_bytes, profile.layers[layer].saved_bytes)
     layers = [
@@ -204,7 +205,7 @@ def device_share(profile: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
     skips = tuple(replace(skip, bytes=skip.bytes // devices) for skip in profile.skips)
     shares = replace(profile, layers=tuple(layers), skips=skips, input_bytes=profile.input_bytes // devices)
     parts = {
-        part: grid.size(grid.strategy(numbers).p2)
+        part: _summed_parts(grid, grid.strategy_or_mesh(numbers))
         for name, numbers in plan.strategy.items()
         for part in part_names(name)
     }
@@ -221,16 +222,23 @@ def _matmuls_on_device(layer: LayerProfile, parts: Mapping[str, int]) -> list[Pr
     ]
 
 
-def _weight_parts(grid: Grid, strategy: Strategy) -> int:
+def _weight_parts(grid: Grid, strategy: Strategy | Summa) -> int:
+    if isinstance(strategy, Summa):
+        return grid.size(grid.all)
     return grid.size(strategy.p1) * grid.size(strategy.p2)
 
 
-def _gathered_bytes(item: Matmul, grid: Grid, strategy: Strategy, width: int, saved: int) -> float:
+def _summed_parts(grid: Grid, strategy: Strategy | Summa) -> int:
+    """Returns into how many parts what is summed over is cut, in each of a device's products."""
+    return summa.panels(grid, strategy) if isinstance(strategy, Summa) else grid.size(strategy.p2)
+
+
+def _gathered_bytes(item: Matmul, grid: Grid, strategy: Strategy | Summa, width: int, saved: int) -> float:
     """Returns the bytes of a gathered input beyond its even share, which it replaces.
 
     Where an earlier layer keeps the input (the matmul's own layer has `saved` fewer bytes), its share stays allocated.
     """
-    if item.look_up or grid.size(strategy.p1) == 1:
+    if item.look_up or isinstance(strategy, Summa) or grid.size(strategy.p1) == 1:
         return 0.0
     size = item.input_elements * width
     replaced = size / grid.size(grid.all) if saved >= size else 0.0
@@ -246,7 +254,7 @@ def with_exchanges(share: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
     for item in chain.matmuls:
         if item.name in plan.strategy:
             layer = layer_index(item.name, share)
-            strategy = grid.strategy(plan.strategy[item.name])
+            strategy = grid.strategy_or_mesh(plan.strategy[item.name])
             working[layer] = max(working[layer], exchange_bytes(item, grid, strategy, chain.element_bytes))
     return replace(
         share,

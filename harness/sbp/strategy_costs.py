@@ -18,8 +18,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from harness.sbp import summa
 from harness.sbp.collective_costs import Collectives
-from harness.sbp.device_grid import Degree, Grid, Strategy, below, plus
+from harness.sbp.device_grid import Degree, Grid, Strategy, Summa, below, plus
 from harness.sbp.matmul_chain import Attention, Matmul
 
 Paths = Literal["mixed", "paper"]
@@ -110,12 +111,16 @@ class Costs:
         entering = 0.0 if free or item.look_up else self.entering(item, strategy)
         return entering + self.leaving(item, strategy) + self.weights(item, strategy)
 
-    def held(self, item: Matmul, strategy: Strategy) -> float:
+    def held(self, item: Matmul, strategy: Strategy | Summa) -> float:
         """Returns the bytes on a device: the state of the weight's shard, and the input that waits for the backward
         pass."""
-        (p0, p1, p2), size = strategy, self._size
-        kept = item.input_elements * self.element_bytes / size(plus(p0, p2)) if self.keeps and not item.look_up else 0.0
-        return self.state * item.weight_bytes / size(plus(p1, p2)) + kept
+        if isinstance(strategy, Summa):
+            inputs = weights = self.grid.all
+        else:
+            inputs, weights = plus(strategy.p0, strategy.p2), plus(strategy.p1, strategy.p2)
+        size, kept = self._size, self.keeps and not item.look_up
+        waiting = item.input_elements * self.element_bytes / size(inputs) if kept else 0.0
+        return self.state * item.weight_bytes / size(weights) + waiting
 
     def exchange_bytes(self, item: Matmul, strategy: Strategy) -> float:
         """Returns the bytes of a matmul's exchanges of gradients (`exchange_bytes` below)."""
@@ -223,12 +228,14 @@ def returns(undone: Degree, split: Degree) -> bool:
     return not any(a and b for a, b in zip(undone, split, strict=True))
 
 
-def exchange_bytes(item: Matmul, grid: Grid, strategy: Strategy, width: int) -> float:
+def exchange_bytes(item: Matmul, grid: Grid, strategy: Strategy | Summa, width: int) -> float:
     """Returns the bytes of a matmul's backward pass beyond the even shares of the gradients of its output and its
     input.
 
     gradient of y --all_gather over p2--> of partial sums of y --> partial sums of that of x --reduce_scatter over p1-->
     """
+    if isinstance(strategy, Summa):
+        return summa.working_bytes(item, grid, strategy, width)
     devices = grid.size(grid.all)
     x, y = 0 if item.look_up else item.input_elements * width, item.output_elements * width
     p0, p1, p2 = (grid.size(degree) for degree in (strategy.p0, strategy.p1, strategy.p2))

@@ -21,6 +21,8 @@ from harness.simulator.fair_sharing import Flow, Resource
 
 STEPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 """Times that a collective sends (members - 1) / members of its buffer to the neighbour, in members - 1 messages."""
+ROOTED = ("broadcast", "reduce")
+"""Collectives with one root, in a pipeline: the buffer goes to each neighbour once. No calibration times them."""
 
 
 @dataclass(frozen=True)

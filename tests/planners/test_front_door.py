@@ -128,7 +128,7 @@ def test_an_engine_of_strategies_has_no_use_for_stages_alone(refusal):
         (["planner=autoddl", "planner.paths=paper"], "planner.paths", "paper", {"planner.paths": "mixed"}),
         (["planner=autoddl", "planner.splits=any"], "planner.splits", "any", {"planner.splits": "even"}),
         (["planner=megatron", "planner.padded=true"], "planner.padded", True, {"planner.padded": False}),
-        (["planner=summa"], "planner", "summa", {"planner": "autoddl"}),
+        (["planner=summa", "planner.padded=true"], "planner.padded", True, {"planner.padded": False}),
     ],
 )
 def test_cost_models_are_planned_and_simulated_and_not_run(start, refusal, typed, key, value, fix):

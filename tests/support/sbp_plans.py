@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 from harness.core.cluster import Cluster, Device, Link
 from harness.core.memory_model import MemoryModel
@@ -12,6 +13,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.interfaces import BatchShape, Model, PlanRequest
 from harness.measure.count_model import count
+from harness.sbp import baselines
 from harness.sbp.collective_costs import Collectives, grid_from_cluster
 from harness.sbp.device_grid import Strategy
 from harness.sbp.matmul_chain import chain_from_profile
@@ -45,6 +47,20 @@ def with_strategies(
     route = Search(chain_from_profile(profile), costs, ends, given).route()
     plan = Plan.contiguous([len(profile.layers)], micro_batches)
     return with_route(replace(plan, mesh=Mesh(tensor=cluster.devices)), route, costs, profile, ends)
+
+
+def on_mesh(
+    model: Model, mesh: tuple[int, ...], samples: int, micro_batches: int = 1, nodes: int = 1, dtype: str = "float64",
+    autocast: str | None = None,
+) -> Plan:  # fmt: skip
+    """SUMMA's plan on one mesh, as `Plan.strategy` has it."""
+    profile = count(model, samples // micro_batches, dtype, autocast)
+    cluster = flat(prod(mesh), nodes=nodes)
+    costs = costs_of(profile, cluster, micro_batches)
+    plan = replace(Plan.contiguous([len(profile.layers)], micro_batches), mesh=Mesh(tensor=cluster.devices))
+    routes = baselines.summa(chain_from_profile(profile), costs, "free")
+    plans = [with_route(plan, route, costs, profile, "free") for route in routes]
+    return next(plan for plan in plans if mesh in plan.strategy.values())
 
 
 def drawn(

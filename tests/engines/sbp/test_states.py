@@ -14,7 +14,7 @@ from harness.core.plan import Plan
 from harness.measure.count_model import count
 from models.gpt.config import Config
 from models.gpt.gpt import build
-from tests.support.sbp_plans import drawn, planned
+from tests.support.sbp_plans import drawn, on_mesh, planned
 from tests.support.sbp_runs import ADAM, SGD, Outcome, Run, alone, check_equal, in_ranks
 
 pytestmark = pytest.mark.usefixtures("ranks")
@@ -29,9 +29,9 @@ def runs() -> list[Run]:
     """Of different strategies."""
     profile = count(GPT, SAMPLES, "float64")
     plans = [drawn(profile, DEVICES, "free", 1, random.Random(1), 0.5),
-             planned(GPT, DEVICES, SAMPLES, "batch_split", alpha_s=1e-8)]  # fmt: skip
+             planned(GPT, DEVICES, SAMPLES, "batch_split", alpha_s=1e-8), on_mesh(GPT, (2, 2), SAMPLES)]  # fmt: skip
     found = [Run(GPT, plan, SAMPLES, optimizer, steps=ALL) for optimizer in (ADAM, SGD) for plan in plans]
-    assert len({tuple(run.plan.strategy.values()) for run in found}) == 2
+    assert len({tuple(run.plan.strategy.values()) for run in found}) == 3
     return found
 
 

@@ -176,7 +176,7 @@ CASES = {
         "planner=megatron",
         "engine=single planner=autoddl",
         "engine=ddp planner=autoddl mesh.pipeline=2 precision=fp16 model=gpt",
-        "mode=run engine=sbp model=gpt planner=summa",
+        "mode=run engine=sbp model=gpt planner=summa planner.padded=true",
         "mode=run engine=sbp model=gpt planner=autoddl planner.paths=paper planner.splits=any",
         "mode=run engine=sbp planner=autoddl planner.paths=paper",
         "engine=sbp model=gpt planner=autoddl planner.search=fast",

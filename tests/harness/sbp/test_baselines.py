@@ -82,17 +82,51 @@ def test_megatron_takes_the_best_mesh_and_in_one_dimension_all_devices():
         megatron(Chain(tuple(block(heads=3)), 4), found, "free", meshes(found.grid, two=False))
 
 
-def test_summa_receives_inputs_along_rows_and_weights_along_columns():
-    chain = Chain((Matmul("0", SAMPLES, 64, 32, SAMPLES * 64, SAMPLES * 32, 4 * 64 * 32),), 4)
+@pytest.mark.parametrize("call_s", [0.0, 1e-3])
+def test_summa_receives_inputs_along_rows_and_weights_along_columns(call_s):
+    """3 (|X| / rows + |W| / columns) for each micro-batch; a panel of either has three calls, and the model's input,
+    which needs no gradient, two."""
+    middle = Matmul("1", SAMPLES, 64, 32, SAMPLES * 64, SAMPLES * 32, 4 * 64 * 32)
+    first = Matmul("0", SAMPLES, 0, 64, 0, SAMPLES * 64, 0)  # nothing is sent for it but empty panels
     meshes = [(1, 8), (2, 4), (4, 2), (8, 1)]
     inputs, weights, m = 4 * SAMPLES * 64, 4 * 64 * 32, 3
-    by_mesh = [3 * m * (inputs / rows * (columns > 1) + weights / columns * (rows > 1)) for rows, columns in meshes]
     found = costs(8, micro_batches=m)
-    best = summa(chain, found)
-    assert best.bytes == pytest.approx(min(by_mesh))
-    assert best.seconds == pytest.approx(min(by_mesh) * BETA)
-    rows, columns = (found.grid.size(degree) for degree in (best.rows, best.columns))
-    assert (rows, columns) == meshes[by_mesh.index(min(by_mesh))]
+    slow = replace(found.collectives, cluster=replace(found.collectives.cluster, collective_call_s=call_s))
+    found = replace(found, collectives=slow)
+    routes = {found.grid.numbers(one.strategies["1"]): one for one in summa(Chain((first, middle), 4), found, "free")}
+    assert sorted(routes) == meshes
+    for (rows, columns), route in routes.items():
+        received = 3 * m * (inputs / rows * (columns > 1) + weights / columns * (rows > 1))
+        calls = m * max(rows, columns) * (3 + 2) * ((columns > 1) + (rows > 1))
+        assert route.seconds == pytest.approx(received * BETA + calls * call_s)
+
+
+def test_summas_look_up_sums_what_is_found_along_rows():
+    """Its weight has the layout of that of a head, which may be the same parameter and is then held once."""
+    words, rows = 64, 4
+    table = Matmul("table", SAMPLES, words, 32, SAMPLES, SAMPLES * 32, 4 * words * 32, look_up=True, tied="w")
+    head = Matmul("head", SAMPLES, 32, words, SAMPLES * 32, SAMPLES * words, 4 * words * 32, tied="w")
+    found, chain = replace(costs(8), state=4.0), Chain((table, head), 4)
+    route = next(one for one in summa(chain, found, "free") if found.grid.numbers(one.strategies["head"]) == (rows, 2))
+    moving, weight = 4 * SAMPLES * 32 / rows / 2, 4 * words * 32 / 2 * 3 / 4
+    assert sent(route, found) == {
+        "broadcast forward": 2 * weight + moving, "reduce forward": moving,
+        "broadcast backward": weight + 2 * moving, "reduce backward": 2 * weight + moving,
+    }  # fmt: skip
+    assert held(route, Search(chain, found, "free")) == (4 * 4 * words * 32 + 4 * SAMPLES * 32) / 8
+    with pytest.raises(Infeasible, match="no mesh of SUMMA's"):
+        summa(chain, costs(4096), "free")
+
+
+def test_summa_leaves_convolutions_data_parallel_and_heads_whole():
+    conv = Matmul("conv", SAMPLES, 3, 64, SAMPLES * 3, SAMPLES * 64, 4 * 27 * 64, conv=True)
+    dense = Matmul("dense", SAMPLES, 64, 64, SAMPLES * 64, SAMPLES * 64, 4 * 64**2)
+    found = costs(8)
+    route = summa(Chain((conv, dense), 4), found, "free")[1]
+    assert [found.grid.numbers(one) for one in route.strategies.values()] == [(8, 1, 1), (2, 4)]
+    assert sent(route, found)["all_to_all forward"] == 4 * SAMPLES * 64 / 8 * 3 / 4
+    routes = summa(Chain(tuple(block(heads=2)), 4), found, "free")
+    assert [found.grid.numbers(one.strategies["qkv"]) for one in routes] == [(4, 2), (8, 1)]
 
 
 def test_megatron_leaves_convolutions_data_parallel():

@@ -8,7 +8,7 @@ from harness.sbp.collective_volume import messages
 from harness.sbp.route import Route
 from harness.sbp.strategy_costs import Costs
 
-ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
+ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1, "broadcast": 1, "reduce": 1}
 
 
 def sent(route: Route, costs: Costs) -> dict[str, float]:
