@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from engines.sbp.block_collectives import BlockCollectives
 from engines.sbp.block_layout import Digits
-from harness.nn.batchnorm import combined, own_statistics
+from harness.nn.batchnorm import own_statistics
 
 
 class Normed(Function):
@@ -36,7 +36,7 @@ class Normed(Function):
         by: BlockCollectives,
     ) -> tuple[Tensor, Tensor, Tensor]:
         means, variances = by.gathered(torch.stack(own_statistics(x)), digits).unbind(1)
-        mean, variance = combined(means, variances, means.new_ones(len(means)))
+        mean, variance = means.mean(0), variances.mean(0) + means.var(0, correction=0)
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.eps, ctx.digits, ctx.by = eps, digits, by
         ctx.mark_non_differentiable(mean, variance)
@@ -47,16 +47,17 @@ class Normed(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         """The gradients of weight and bias are those of the own samples."""
         x, weight, mean, variance = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
+        (dy, *_), wanted = gradients, ctx.needs_input_grad[:3]
         inverse = torch.rsqrt(variance + ctx.eps)
-        dx, by_scale, by_shift = torch.ops.aten.native_batch_norm_backward(  # some of CUDA's kernels read all four
-            gradients[0], x, weight, mean, variance, mean, inverse, False, ctx.eps, [wanted[0], True, True]
+        _, by_scale, by_shift = torch.ops.aten.native_batch_norm_backward(  # some of CUDA's kernels read all four
+            dy, x, weight, mean, variance, mean, inverse, False, ctx.eps, [False, True, True]
         )
+        dx = None
         if wanted[0]:
-            shape = [1, -1] + [1] * (x.dim() - 2)
             samples = x.numel() // x.shape[1] * ctx.by.mesh.size(ctx.digits)
             shift, slope = ctx.by.gathered(torch.stack([by_shift, by_scale]), ctx.digits).sum(0) / samples
             scale = inverse if weight is None else inverse * weight
-            dx -= (scale * shift).view(shape)
-            dx -= (x - mean.view(shape)).mul_((scale * inverse * slope).view(shape))
+            less = -scale * torch.stack([slope, shift])  # normalized * less[0] + less[1], in one pass over x
+            dx = functional.batch_norm(x, mean, variance, *less.unbind(), training=False, eps=ctx.eps)
+            dx.addcmul_(dy, scale.view([1, -1] + [1] * (x.dim() - 2)))
         return dx, by_scale if wanted[1] else None, by_shift if wanted[2] else None, None, None, None
