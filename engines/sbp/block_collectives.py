@@ -215,7 +215,8 @@ class BlockCollectives:
         return self.groups.memory(digits) if x.device.type == "cpu" and x.nbytes <= LARGEST else None
 
     def gathered(self, x: Tensor, digits: Digits) -> Tensor:
-        """Gather the statistics of all members of a group: (members, ...), in the order of the group."""
+        """Gather the statistics of all members of a group: (members, ...), in the order of the group. The result may
+        be overwritten by the next call."""
         memory, members = self._memory(x, digits), self.mesh.size(digits)
         with self._counted("all_gather", "statistics", members * x.nbytes, digits):
             if memory is not None:

@@ -81,8 +81,9 @@ class HostMemory:
         return None
 
     def gathered(self, x: Tensor) -> Tensor:
-        """Return the tensors of all members, (members, *shape): each has one of this shape and dtype, of at most
-        `LARGEST` bytes. Raises ConnectionError where another member has ended, TimeoutError after `patience`."""
+        """Return the tensors of all members, (members, *shape), until the next call: each has one of this shape and
+        dtype, of at most `LARGEST` bytes. Raises ConnectionError where another member has ended, TimeoutError after
+        `patience`."""
         self.number += 1
         mine, everyone = self._views(x)[self.number & 1]
         mine.copy_(x.reshape(-1))
@@ -90,7 +91,7 @@ class HostMemory:
         for place in self.others:
             if self.counters[place] < self.number:
                 self._wait(place)
-        return everyone.clone(memory_format=torch.contiguous_format).view(self.members, *x.shape)
+        return everyone.view(self.members, *x.shape)
 
     def _views(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The own part, and those of all members, in each half."""
