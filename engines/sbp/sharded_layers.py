@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from engines.sbp.block_collectives import BlockCollectives, column_of
 from engines.sbp.block_layout import Digits, Dim, Layout
 from engines.sbp.instruction import Instruction
-from engines.sbp.sync_batchnorm import Normed
+from engines.sbp.sync_batchnorm import normed
 from harness.nn.dropout import Dropout
 
 
@@ -148,8 +148,7 @@ class BatchNorm(nn.Module):
             self.register_buffer(name, getattr(source, name))
 
     def forward(self, x: Tensor) -> Tensor:
-        normed: tuple[Tensor, Tensor, Tensor] = Normed.apply(x, self.weight, self.bias, self.eps, self.digits, self.by)
-        y, mean, variance = normed
+        y, mean, variance = normed(x, self.weight, self.bias, self.eps, self.digits, self.by)
         self._track(mean, variance, x.numel() // x.shape[1] * self.by.mesh.size(self.digits))
         return y
 
