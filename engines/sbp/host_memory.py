@@ -69,7 +69,8 @@ class HostMemory:
         token = os.urandom(TOKEN)
         file = _made(size, token) if own == 0 else None
         said = _said(group, (os.getpid(), file, token))
-        memory = _opened(*said[0], size)
+        first, its_file, its_token = said[0]
+        memory = _opened(first, its_file, its_token, size)
         ends = _ends([process for process, _, _ in said if process != os.getpid()]) if memory else None
         everyone = all(_said(group, ends is not None))
         if file is not None:

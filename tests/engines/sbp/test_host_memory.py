@@ -1,4 +1,4 @@
-"""Small tensors through memory that ranks share: every part arrives whole, in its turn, and nothing is left behind."""
+"""Small tensors through memory that ranks share: every part arrives whole, in its turn, and nothing is left over."""
 
 from __future__ import annotations
 
