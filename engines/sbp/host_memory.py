@@ -68,10 +68,11 @@ class HostMemory:
         size = count * LINE + 2 * count * LARGEST
         token = os.urandom(TOKEN)
         file = _made(size, token) if own == 0 else None
-        said = _said(group, (os.getpid(), file, token))
-        first, its_file, its_token = said[0]
-        memory = _opened(first, its_file, its_token, size)
-        ends = _ends([process for process, _, _ in said if process != os.getpid()]) if memory else None
+        said = _said(group, (_host(), os.getpid(), file, token))
+        here = {host for host, *_ in said} == {_host()}
+        _, first, its_file, its_token = said[0]
+        memory = _opened(first, its_file, its_token, size) if here else None
+        ends = _ends([process for _, process, *_ in said if process != os.getpid()]) if memory else None
         everyone = all(_said(group, ends is not None))
         if file is not None:
             os.close(file)
@@ -128,6 +129,15 @@ def _said(group: Any, what: Any) -> list[Any]:
     return found
 
 
+def _host() -> str:
+    """Return what processes have in common that find each other by their numbers: the system's start, a container."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as start:
+            return start.read() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return f"{platform.node()} {os.getpid()}"
+
+
 def _made(size: int, token: bytes) -> int | None:
     """Return a file without a name, of zeros and a token after them; None where there is none of that kind."""
     if platform.machine().lower() not in ORDERED or not hasattr(os, "memfd_create"):
@@ -149,7 +159,7 @@ def _ends(processes: Sequence[int]) -> list[int] | None:
 
 
 def _opened(process: int, file: int | None, token: bytes, size: int) -> mmap.mmap | None:
-    """Map the file of a process; None where there is none, or not here: on another host, or in a container."""
+    """Map the file of a process; None where there is none, or it is not this one."""
     if file is None:
         return None
     try:

@@ -113,11 +113,14 @@ def test_sums_and_maxima_are_those_of_messages(monkeypatch: pytest.MonkeyPatch) 
         assert all(map(torch.equal, own, wanted))
 
 
-@pytest.mark.parametrize("what", ["machine", "token"])
+@pytest.mark.parametrize("what", ["machine", "token", "host"])
 def test_memory_that_cannot_be_trusted_is_none(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor that may show stores in another order; a file of that number in another process."""
+    """A processor that may show stores in another order; a file of that number in another process; other hosts."""
     if what == "machine":
         monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    elif what == "host":
+        monkeypatch.setattr(host_memory, "_host", lambda: f"host {dist.get_rank()}")
+        monkeypatch.setattr(host_memory, "_opened", None)  # nothing is opened
     else:
         monkeypatch.setattr(os, "pread", lambda file, size, start: b"?" * size)
 
