@@ -26,7 +26,10 @@ from harness.sbp.device_grid import Grid
 from tests.support.sbp_blocks import on
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8)
-pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files without a name")
+pytestmark = [
+    pytest.mark.usefixtures("ranks"),
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files without a name"),
+]
 
 
 def part(rank: int, number: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -69,6 +72,7 @@ def test_all_parts_of_gatherings_at_random(count: int) -> None:
     assert run_on_ranks(count, gather, ("cpu",) * count)
 
 
+@pytest.mark.fast
 def test_no_part_is_torn_or_overtaken() -> None:
     """The largest parts, each of one number, from more ranks than cores: a reader sees all of it, or has not read."""
 

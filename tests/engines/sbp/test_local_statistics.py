@@ -20,6 +20,8 @@ from planners import data_parallel
 from tests.support.sbp_plans import flat
 from tests.support.sbp_runs import Outcome, Run, alone, check_equal, train
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 SAMPLES, RANKS, NORMS = 8, 2, 2
 
 
