@@ -223,7 +223,7 @@ class StepMetrics:
     has `reserved_memory_bytes`, what GPUs' allocators had taken for that; on CPUs it is None.
 
     `skipped` says why the optimizer left the step out, as it does for gradients that are not finite; None for any
-    other step.
+    other step. `collectives` counts the calls of a device's collectives by kind, in engines that see them one by one.
     """
 
     loss: float
@@ -232,6 +232,7 @@ class StepMetrics:
     peak_memory_bytes: list[int] | None = None
     skipped: Problem | None = None
     reserved_memory_bytes: list[int] | None = None
+    collectives: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -209,6 +209,8 @@ MUTANTS = (
            "if not self.left or x is not self.given:", "if True:", f"{SBP}/test_llama.py", "by_columns"),
     Mutant("panels that are all the first one", "engines/sbp/summa.py", "k % self.each * size", "0 * size",
            f"{SBP}/test_summa.py", "mlp"),
+    Mutant("a part that is overwritten while others read it", "engines/sbp/host_memory.py",
+           "[self.number & 1]", "[0]", f"{SBP}/test_host_memory.py", "torn"),
     Mutant("halves of heads", "engines/sbp/program.py",
            "axes = self._in_order(columns)[::-1] if place is None else self._axes(columns, place)",
            "axes = self._in_order(columns)[::-1]", f"{SBP}/test_program.py", "whole_heads"),

@@ -79,6 +79,7 @@ class FSDPSession(DistributedSession):
         end, several = self.now(), self.plan.mesh.data > 1
         held, sizes = self.counter.take()
         self.bytes_sent += sizes
+        self.collectives += self.counter.take_calls()
 
         def add() -> None:
             start_s, end_s = self.clock.seconds(start), self.clock.seconds(end)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from engines.sbp.block_layout import Digits, Dim, Layout, Mesh
+from engines.sbp.host_memory import LARGEST, HostMemory
 from engines.sbp.instruction import Exchange
 from harness.runtime.collectives import CollectiveCounter, all_to_all, new_group
 from harness.runtime.direct_collectives import all_gather, reduce_scatter
@@ -113,15 +114,18 @@ class Groups:
     """Process groups of a mesh, one for each set of ranks and use; every rank creates all of them in the same order.
 
     `first` is the first rank of the mesh. Gradient all-reduces have groups of their own, because they overlap with the
-    others.
+    others. Those of activations have memory that their members share, where these are on one host (`memory`).
     """
 
     made: ClassVar[dict[tuple[str, tuple[int, ...]], Any]] = {}
     """Process groups of this process, by their ranks; later sessions use them again."""
+    memories: ClassVar[dict[tuple[int, ...], HostMemory | None]] = {}
+    """What the members of the groups for activations share that this process is one of."""
 
     def __init__(self, mesh: Mesh, first: int, rank: int) -> None:
         self.mesh, self.first, self.rank = mesh, first, rank
         self._own: dict[tuple[str, Digits], Any] = {}
+        self._shared: dict[Digits, HostMemory | None] = {}
 
     def make(self, use: str, wanted: Iterable[Digits], ranks: int) -> None:
         """Create the groups of all meshes of a run of `ranks` ranks."""
@@ -130,7 +134,9 @@ class Groups:
                 for rank in range(self.mesh.devices):
                     members = self._members(start, rank, digits)
                     if (use, members) not in self.made and members[0] == start + rank:
-                        self.made[use, members] = new_group(members)
+                        group = self.made[use, members] = new_group(members)
+                        if use == "activations" and dist.get_rank() in members and dist.get_backend(group) == "gloo":
+                            self.memories[members] = HostMemory.shared(group)
 
     def _members(self, first: int, rank: int, digits: Digits) -> tuple[int, ...]:
         return tuple(first + one for one in self.mesh.group(rank, digits))
@@ -140,6 +146,12 @@ class Groups:
         if (use, digits) not in self._own:
             self._own[use, digits] = self.made[use, self._members(self.first, self.rank, digits)]
         return self._own[use, digits]
+
+    def memory(self, digits: Digits) -> HostMemory | None:
+        """Return what the members of this rank's group over the given digits share, if they do."""
+        if digits not in self._shared:
+            self._shared[digits] = self.memories.get(self._members(self.first, self.rank, digits))
+        return self._shared[digits]
 
 
 class BlockCollectives:
@@ -197,25 +209,37 @@ class BlockCollectives:
                 dist.reduce(x, self.groups.first + owner, group=self.groups.of("activations", digits))
 
     def summed(self, x: Tensor, digits: Digits) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        with self._counted("all_reduce", "statistics", total.nbytes, digits):
-            dist.all_reduce(total, group=self.groups.of("activations", digits))
-        return total
+        return self._reduced(x, digits, dist.ReduceOp.SUM)
+
+    def _reduced(self, x: Tensor, digits: Digits, by: Any) -> Tensor:
+        """Sums or maxima over a group; where its members share memory, in the order of the group."""
+        memory = self._memory(x, digits)
+        with self._counted("all_reduce", "statistics", x.nbytes, digits):
+            if memory is not None:
+                parts = memory.gathered(x)
+                return parts.amax(0) if by == dist.ReduceOp.MAX else parts.sum(0)
+            found = x.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(found, by, group=self.groups.of("activations", digits))
+        return found
+
+    def _memory(self, x: Tensor, digits: Digits) -> HostMemory | None:
+        """Return what a group's members share, for a tensor that is small enough."""
+        return self.groups.memory(digits) if x.device.type == "cpu" and x.nbytes <= LARGEST else None
 
     def gathered(self, x: Tensor, digits: Digits) -> Tensor:
-        """Gather the statistics of all members of a group: (members, ...), in the order of the group."""
-        out = x.new_empty([self.mesh.size(digits), *x.shape])
-        with self._counted("all_gather", "statistics", out.nbytes, digits):
+        """Gather the statistics of all members of a group: (members, ...), in the order of the group. The result may
+        be overwritten by the next call."""
+        memory, members = self._memory(x, digits), self.mesh.size(digits)
+        with self._counted("all_gather", "statistics", members * x.nbytes, digits):
+            if memory is not None:
+                return memory.gathered(x)
+            out = x.new_empty([members, *x.shape])
             all_gather(out.view(-1), x.contiguous().view(-1), group=self.groups.of("activations", digits))
         return out
 
     def largest(self, x: Tensor, digits: Digits) -> Tensor:
         """Return the maximum over a group, without a gradient."""
-        largest = x.detach().clone(memory_format=torch.contiguous_format)
-        if digits:
-            with self._counted("all_reduce", "statistics", largest.nbytes, digits):
-                dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.groups.of("activations", digits))
-        return largest
+        return self._reduced(x.detach(), digits, dist.ReduceOp.MAX) if digits else x.detach()
 
 
 def column_of(x: Tensor) -> int:

@@ -32,6 +32,9 @@ class Config:
     """The engine."""
     overlap: bool = True
     """All-reduce gradients while the backward pass continues."""
+    local_statistics: bool = False
+    """Batch norm normalizes with the statistics of a device's own samples, as replicas do, which sends nothing; else
+    with those of all samples of a micro-batch, as `engine=single` does."""
     aligned: bool = False
     """Synchronize the devices before each collective, so that its measured time contains no waiting."""
 

@@ -75,9 +75,10 @@ class SBPSession(DistributedSession):
         self.counter = CollectiveCounter(self.now)
         groups = Groups(self.mesh, self.rank - self.tensor_rank, self.tensor_rank)
         self.by = BlockCollectives(self.mesh, groups, self.counter, self.config.aligned)
-        splitter = ModelSharder(layers, self.program, self.by)
+        splitter = ModelSharder(layers, self.program, self.by, self.config.local_statistics)
         splitter.split(self.ran)
         self.shards: dict[str, Shard] = splitter.shards
+        self.local = splitter.local
         moved(layers, self.device)
         ranks = dist.get_world_size()
         digits = self.program.groups | splitter.norms | ({self.classes} if self.classes else set())
@@ -206,6 +207,7 @@ class SBPSession(DistributedSession):
         """A pass, and after it a block for each algorithm of its collectives, as long as it held up this rank."""
         held, sizes = self.counter.take()
         self.bytes_sent += sizes
+        self.collectives += self.counter.take_calls()
         phases, i = (PHASES[op.kind], op.micro_batch) if op else (("weights",), None)
         mine = self.plan.traffic[self.pipeline_rank] if self.plan.traffic else ()
         ops = [traffic_op(self.pipeline_rank, traffic, i) for traffic in mine if traffic.phase in phases]
@@ -241,9 +243,17 @@ class SBPSession(DistributedSession):
     def _whole(self, name: str, blocks: Sequence[Any]) -> Any:
         """Join the blocks of all shards; they are those of the first stage that has the tensor."""
         first = next(n for n, block in enumerate(blocks) if block is not None)
-        own = blocks[first : first + self.plan.mesh.tensor]
+        own = self._averaged(name, blocks[first : first + self.plan.mesh.tensor])
         shard = self._shard(name, own[0])
         return shard.whole(own, self.mesh) if shard else own[0]
+
+    def _averaged(self, name: str, own: Sequence[Any]) -> Sequence[Any]:
+        """Running statistics of local samples, averaged over the devices that have other samples."""
+        digits = self.local.get(name)
+        if not digits or not own[0].is_floating_point():
+            return own
+        groups = [self.mesh.group(rank, digits) for rank in range(len(own))]
+        return [torch.stack([own[member] for member in group]).mean(0) for group in groups]
 
     def _shard(self, name: str, value: Any) -> Shard | None:
         """Return how a parameter, or its optimizer state, is sharded; None if it is not."""

@@ -24,10 +24,14 @@ from harness.sbp.matmul_chain import part_names
 
 
 class ModelSharder:
-    """`shards` has every parameter and buffer by its first name, once `split` has gone through."""
+    """`shards` has every parameter and buffer by its first name, once `split` has gone through. With `local_statistics`
+    batch norms stay as they are; `local` has the digits that split the samples of each of their buffers."""
 
-    def __init__(self, layers: nn.Sequential, program: Program, by: BlockCollectives) -> None:
-        self.layers, self.by = layers, by
+    def __init__(
+        self, layers: nn.Sequential, program: Program, by: BlockCollectives, local_statistics: bool = False
+    ) -> None:
+        self.layers, self.by, self.local_statistics = layers, by, local_statistics
+        self.local: dict[str, tuple[int, ...]] = {}
         self.instructions: dict[str, Instruction] = {}
         self.entries: dict[str, Entry] = {}
         for name, instruction in program.instructions.items():
@@ -148,7 +152,6 @@ class ModelSharder:
 
     def _batch_norm(self, name: str, module: _BatchNorm) -> None:
         cut, digits = {0: Cut(self.at.columns)}, _digits(self.at.rows)
-        self.norms |= {digits} - {()}
         for key in ("weight", "bias"):
             parameter = getattr(module, key)
             if parameter is not None:
@@ -156,8 +159,10 @@ class ModelSharder:
         for key, buffer in list(module.named_buffers(recurse=False)):
             shard = Shard(tuple(buffer.shape), cut if buffer.dim() and self.at.columns.split else {})
             self.shards[f"{name}.{key}"] = shard
+            self.local |= {f"{name}.{key}": digits} if self.local_statistics else {}
             setattr(module, key, shard.of(buffer, self.by.mesh, self.by.groups.rank))
-        if digits:
+        if digits and not self.local_statistics:
+            self.norms.add(digits)
             self._replace(name, BatchNorm(module, digits, self.by))
 
     def _plain(self, name: str, module: nn.Module) -> None:

@@ -14,7 +14,7 @@ from engines.sbp.block_collectives import BlockCollectives, column_of
 from engines.sbp.block_layout import Digits, Dim, Layout
 from engines.sbp.instruction import Instruction
 from engines.sbp.summa import LookedUp, MeshLines, Multiplied
-from engines.sbp.sync_batchnorm import Normed
+from engines.sbp.sync_batchnorm import normed
 from harness.nn.dropout import Dropout
 
 
@@ -155,8 +155,7 @@ class BatchNorm(nn.Module):
             self.register_buffer(name, getattr(source, name))
 
     def forward(self, x: Tensor) -> Tensor:
-        normed: tuple[Tensor, Tensor, Tensor] = Normed.apply(x, self.weight, self.bias, self.eps, self.digits, self.by)
-        y, mean, variance = normed
+        y, mean, variance = normed(x, self.weight, self.bias, self.eps, self.digits, self.by)
         self._track(mean, variance, x.numel() // x.shape[1] * self.by.mesh.size(self.digits))
         return y
 

@@ -5,7 +5,8 @@ backward    sums over the own samples of dy and dy * normalized --all_gather--> 
 
     dx = weight / deviation * (dy - mean(dy) - normalized * mean(dy * normalized))
 
-Both gather and then add up: it is so little that only the wait counts, and gloo's all_reduce has several rounds.
+Both gather and then add up: it is so little that only the wait counts, and gloo's all_reduce has several rounds. The
+backward pass reads its input twice: for the sums, and for `dx`, whose last two terms are a batch norm themselves.
 """
 
 from __future__ import annotations
@@ -15,48 +16,63 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn import functional
 
 from engines.sbp.block_collectives import BlockCollectives
 from engines.sbp.block_layout import Digits
-from harness.nn.batchnorm import combined, own_statistics
+from harness.nn.batchnorm import own_statistics
 
 
-class Normed(Function):
+def normed(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, digits: Digits, by: BlockCollectives
+) -> tuple[Tensor, Tensor, Tensor]:
     """(samples, channels, ...) -> the same normalized, and mean and biased variance (channels) over all devices."""
+    with torch.no_grad():
+        means, variances = by.gathered(torch.stack(own_statistics(x)), digits).unbind(1)
+        variance, mean = torch.var_mean(means, 0, correction=0)
+        variance.add_(variances.mean(0))
+    y: Tensor = _Normed.apply(x, weight, bias, mean, variance, eps, digits, by)
+    return y, mean, variance
 
+
+class _Normed(Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
+        mean: Tensor,
+        variance: Tensor,
         eps: float,
         digits: Digits,
         by: BlockCollectives,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        means, variances = by.gathered(torch.stack(own_statistics(x)), digits).unbind(1)
-        mean, variance = combined(means, variances, means.new_ones(len(means)))
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.eps, ctx.digits, ctx.by = eps, digits, by
-        ctx.mark_non_differentiable(mean, variance)
-        y = functional.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
-        return y, mean, variance
+        return _affine(x, mean, variance, weight, bias, eps)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of weight and bias are those of the own samples."""
         x, weight, mean, variance = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
+        wanted = ctx.needs_input_grad
         inverse = torch.rsqrt(variance + ctx.eps)
-        dx, by_scale, by_shift = torch.ops.aten.native_batch_norm_backward(  # some of CUDA's kernels read all four
-            gradients[0], x, weight, mean, variance, mean, inverse, False, ctx.eps, [wanted[0], True, True]
+        _, by_scale, by_shift = torch.ops.aten.native_batch_norm_backward(  # some of CUDA's kernels read all four
+            dy, x, weight, mean, variance, mean, inverse, False, ctx.eps, [False, True, True]
         )
+        dx = None
         if wanted[0]:
-            shape = [1, -1] + [1] * (x.dim() - 2)
             samples = x.numel() // x.shape[1] * ctx.by.mesh.size(ctx.digits)
-            shift, slope = ctx.by.gathered(torch.stack([by_shift, by_scale]), ctx.digits).sum(0) / samples
             scale = inverse if weight is None else inverse * weight
-            dx -= (scale * shift).view(shape)
-            dx -= (x - mean.view(shape)).mul_((scale * inverse * slope).view(shape))
-        return dx, by_scale if wanted[1] else None, by_shift if wanted[2] else None, None, None, None
+            sums = ctx.by.gathered(torch.stack([by_scale, by_shift]), ctx.digits).sum(0)
+            slope, shift = sums.mul_(scale / -samples).unbind()
+            dx = _affine(x, mean, variance, slope, shift, ctx.eps)
+            dx.addcmul_(dy, scale.view([1, -1] + [1] * (x.dim() - 2)))
+        return dx, by_scale if wanted[1] else None, by_shift if wanted[2] else None, None, None, None, None, None
+
+
+def _affine(
+    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """normalized * weight + bias, channel by channel, in one pass over x."""
+    return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, torch.backends.cudnn.enabled)

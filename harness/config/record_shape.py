@@ -32,7 +32,7 @@ FIGURES: dict[str, Any] = {
     **dict.fromkeys(("parameters", "in_flight", "threads", "slowed", "quickest_computing_s"), Number),
     "reserved_memory_bytes": Numbers,
     **dict.fromkeys(("peak_memory_bytes", "utilization", "activations", "losses", "step_time_spread_s"), Numbers),
-    **dict.fromkeys(("bytes_sent", "communication_by_phase_s"), ByName),
+    **dict.fromkeys(("bytes_sent", "collectives", "communication_by_phase_s"), ByName),
     **dict.fromkeys(("alpha_s", "bandwidth_gb_s"), Number),
     **dict.fromkeys(("r2", "r2_large"), dict[str, Number]),
     "weights": str,

@@ -97,11 +97,12 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
         share = m["data_wait_s"] / step if step else 0.0
         more = f" (+{percent(share)} of a step)" if share > WAITING else ""
         yield "wait for data", seconds(m["data_wait_s"]) + more, "", ""
-    sent, planned = m.get("bytes_sent") or {}, p.get("bytes_sent") or {}
+    sent, planned, calls = m.get("bytes_sent") or {}, p.get("bytes_sent") or {}, m.get("collectives") or {}
     for kind in dict.fromkeys((*sent, *planned)):
         measured, predicted = sent.get(kind), planned.get(kind)
         if measured or predicted:
-            yield f"sent: {kind}", size(measured), size(predicted), ratio(predicted, measured)
+            often = f" in {calls[kind]} calls" if kind in calls else ""
+            yield f"sent: {kind}{often}", size(measured), size(predicted), ratio(predicted, measured)
 
 
 def _part_rows(m: Mapping[str, Any], p: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:

@@ -62,6 +62,7 @@ class CollectiveCounter:
         self._now = now
         self._held: Held = defaultdict(list)
         self._bytes: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
 
     @contextmanager
     def counting(self, algorithm: str, size: int = 0) -> Iterator[None]:
@@ -75,10 +76,16 @@ class CollectiveCounter:
         """A collective whose buffer has `size` bytes is under way and holds up nobody yet."""
         if size:
             self._bytes[algorithm] += size
+            self._calls[algorithm] += 1
 
     def take(self) -> tuple[Held, Counter[str]]:
         """When each algorithm held up the rank, and its bytes, since the last time; nothing of one that was not
         called."""
         taken = self._held, self._bytes
         self._held, self._bytes = defaultdict(list), Counter()
+        return taken
+
+    def take_calls(self) -> Counter[str]:
+        """How many collectives of each algorithm this rank has begun since the last time."""
+        taken, self._calls = self._calls, Counter()
         return taken

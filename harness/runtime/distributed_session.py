@@ -56,6 +56,7 @@ class StepReport:
     peak_bytes: int | None
     reserved_bytes: int | None
     bytes_sent: Counter[str]
+    collectives: Counter[str]
 
     def on_clock(self, offset_s: float) -> StepReport:
         """Return the same with times of a clock that is so many seconds ahead: that of rank 0."""
@@ -69,8 +70,8 @@ class DistributedSession(BaseSession):
     """A session in one of several ranks. An engine says what a step is (`train_step`); the rest has defaults.
 
     The defaults are those of a rank with one stage, which `build` makes, and its optimizer. `train_step` records what
-    it ran (`span`, `record`), what it sent (`bytes_sent`), and why the optimizer skipped the step (`skipped`), which
-    is the same in all ranks.
+    it ran (`span`, `record`), what it sent (`bytes_sent`), how many collectives (`collectives`), and why the optimizer
+    skipped the step (`skipped`), which is the same in all ranks.
     """
 
     finds_unused = False
@@ -79,6 +80,7 @@ class DistributedSession(BaseSession):
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
         super().__init__(model, plan, spec)
         self.skipped: Problem | None = None
+        self.collectives: Counter[str] = Counter()
         self._host_clocks = HostClocks()
         self._positions = mmap(-1, POSITION_BYTES * plan.mesh.size)  # shared by the host and all ranks
 
@@ -132,6 +134,7 @@ class DistributedSession(BaseSession):
         share = cast_batch(self.share(batch), self.spec.dtype)
         memory = DeviceMemory(self.device, [*self.held_tensors(), *self._used_here(share)]) if meter else None
         self._recorded, self.spans, self.bytes_sent, self.skipped = [], [], Counter(), None
+        self.collectives = Counter()
         offset_s = self._host_clocks.offset_s(self.steps)
         with intra_op_threads(1) if self.device.type == "cpu" else nullcontext(), self.shared_state.unchanged():
             dist.barrier()
@@ -143,7 +146,8 @@ class DistributedSession(BaseSession):
         self.steps += 1
         peak, reserved = (memory.peak_bytes(), memory.reserved_bytes()) if memory else (None, None)
         with self.phase("in the report of a step"):
-            report = StepReport(float(loss), start_s, end_s, self.recorded_spans(), peak, reserved, self.bytes_sent)
+            spans, sent = self.recorded_spans(), self.bytes_sent
+            report = StepReport(float(loss), start_s, end_s, spans, peak, reserved, sent, self.collectives)
             return self._combined(report.on_clock(offset_s))
 
     def share(self, batch: Batch) -> Batch:
@@ -213,7 +217,8 @@ class DistributedSession(BaseSession):
         reserved = self._fullest([report.reserved_bytes for report in reports])
         seconds = max(report.end_s - report.start_s for report in reports)
         loss = sum(report.loss for report in reports)
-        return StepMetrics(loss, seconds, dict(sorted(sent.items())), peaks, self.skipped, reserved)
+        calls = dict(sorted(own.collectives.items()))
+        return StepMetrics(loss, seconds, dict(sorted(sent.items())), peaks, self.skipped, reserved, calls)
 
     def _fullest(self, of_ranks: Sequence[int | None]) -> list[int] | None:
         """Return the most bytes of each device of the plan, over its ranks; None where a rank does not know."""

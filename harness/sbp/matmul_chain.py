@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -127,9 +127,20 @@ def _layer_items(profile: ModelProfile, number: int, width: int, in_a_row: bool)
     if len(weights) < 2:
         return [_single(profile, number, product, width) for product in weights]
     once = len({product.name for product in weights}) == len(weights)
-    row = once and all(map(_is_sequential, layer.products))
+    row = once and all(map(_is_sequential, layer.products)) and (bool(layer.reads) or _attends_at_once(layer))
     items = _in_a_row(layer, profile.micro_batch) if row else None
     return [*_whole(profile, number, weights, width)] if items is None else items
+
+
+def _attends_at_once(layer: LayerProfile) -> bool:
+    """Returns whether the matmul before each attention has queries, keys and values of all its heads. One that has a
+    part of them is not alone: the others read the same tensor as it does."""
+    pairs = pairwise(layer.products)
+    return all(
+        before.out == 3 * scores.heads * scores.in_
+        for before, scores in pairs
+        if scores.kind == "attention" and before.weight_bytes
+    )
 
 
 def _mixes(layer: LayerProfile) -> bool:

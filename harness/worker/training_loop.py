@@ -166,6 +166,7 @@ def train_steps(
     _check_updated(lines, last)
     summary = {**_summary(lines, loop), "slowed": others.slowed() if last else None, **vars(memory)}
     summary["bytes_sent"] = last.bytes_sent if last else {}
+    summary["collectives"] = last.collectives if last else {}
     if last is None:  # the checkpoint is that of the last step
         return summary, Trace(())
     return summary, _after_warmup(session.trace(), len(lines), loop)

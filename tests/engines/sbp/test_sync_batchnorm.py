@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.sbp.block_collectives import BlockCollectives
 from engines.sbp.block_layout import Layout, Mesh
-from engines.sbp.sync_batchnorm import Normed
+from engines.sbp.sync_batchnorm import normed
 from harness.sbp.device_grid import Grid
 from tests.support.sbp_blocks import block, on
 
@@ -28,11 +28,6 @@ def drawn(dtype: torch.dtype, mean: float = 0.0) -> Tensor:
     return (x + mean + torch.arange(16).view(-1, 1, 1, 1) / 8).to(dtype)
 
 
-def normed(x: Tensor, by: BlockCollectives) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = Normed.apply(x, None, None, EPS, ALL, by)
-    return found
-
-
 @pytest.mark.parametrize("first", [False, True])
 def test_one_gathering_each_way(first: bool) -> None:
     """Of two numbers for each channel; back only if the input wants a gradient."""
@@ -40,7 +35,7 @@ def test_one_gathering_each_way(first: bool) -> None:
     def run(by: BlockCollectives) -> list[dict[str, int]]:
         x = block(drawn(torch.float64), ROWS, MESH, by.groups.rank).requires_grad_(not first)
         weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
-        y, _, _ = Normed.apply(x, weight, None, EPS, ALL, by)
+        y, _, _ = normed(x, weight, None, EPS, ALL, by)
         forward = dict(by.counter.take()[1])
         y.square().sum().backward()
         return [forward, dict(by.counter.take()[1])]
@@ -59,7 +54,7 @@ def test_short_numbers_with_a_large_mean() -> None:
 
     def run(by: BlockCollectives) -> tuple[Tensor, ...]:
         own = block(x, ROWS, MESH, by.groups.rank).requires_grad_()
-        y, mean, found = normed(own, by)
+        y, mean, found = normed(own, None, None, EPS, ALL, by)
         (y * block(back.float(), ROWS, MESH, by.groups.rank)).sum().backward()
         assert own.grad is not None
         return mean, found, own.grad
@@ -76,7 +71,7 @@ def test_bfloat16_has_statistics_in_float32() -> None:
 
     def run(by: BlockCollectives) -> tuple[Tensor, ...]:
         own = block(x, ROWS, MESH, by.groups.rank).requires_grad_()
-        y, mean, variance = normed(own, by)
+        y, mean, variance = normed(own, None, None, EPS, ALL, by)
         y.float().square().sum().backward()
         assert own.grad is not None and own.grad.dtype is torch.bfloat16
         return y.detach(), mean, variance
@@ -114,7 +109,7 @@ class Arguments(TorchDispatchMode):
 def test_every_statistic_is_there_for_kernels_that_read_it() -> None:
     """CUDA's for channels that lie next to each other reads the saved ones, which others do without."""
     x = drawn(torch.float32).requires_grad_()
-    y, mean, variance = Normed.apply(x, None, None, EPS, (), Alone())
+    y, mean, variance = normed(x, None, None, EPS, (), Alone())  # type: ignore[arg-type]
     with Arguments() as kernel:
         y.square().sum().backward()
     torch.testing.assert_close(kernel.seen[5], mean)

@@ -104,9 +104,10 @@ def test_messages_that_are_neither_sent_nor_predicted_have_no_row() -> None:
     found = record()
     found.metrics["bytes_sent"] = {"copy": 0, "skips": 0, "skip_gradients": 0, "gradients": 5}
     found.predicted["bytes_sent"] = {"copy": 7, "skips": 0, "all_reduce": 0}
+    found.metrics["collectives"] = {"gradients": 640}
     assert [row for row in rows(found) if row[0].startswith("sent")] == [
         ["sent: copy", "0 B", "7 B", "-"],
-        ["sent: gradients", "5 B", "-", "-"],
+        ["sent: gradients in 640 calls", "5 B", "-", "-"],
     ]
 
 
