@@ -168,6 +168,8 @@ class Capabilities:
     """Weights that are not contiguous in memory, such as transposed ones."""
     channels_last: bool = True
     """Weights that are not contiguous in memory, as those of `precision.channels_last`."""
+    compiled: bool = False
+    """Layers that torch.compile has compiled (`precision.compile`)."""
     multi_process: bool = False
     """Whether it runs as one process for each device of the mesh (`harness.launch.forked_ranks`), not as one for
     all."""
@@ -204,7 +206,7 @@ class SessionSpec:
     """Inputs of a session in addition to model and plan. `devices[d]` is the torch device of the plan's device d.
 
     `unused`: some weights get no gradient in a pass. `by_value`: which ones depends on the values of tensors.
-    `channels_last`: weights of convolutions are in this order.
+    `channels_last`: weights of convolutions are in this order. `compile`: layers are compiled.
     """
 
     devices: tuple[str, ...]
@@ -215,6 +217,7 @@ class SessionSpec:
     unused: bool = False
     by_value: bool = False
     channels_last: bool = False
+    compile: bool = False
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
         *_place(config),
         *_dtype(config, can),
         *_order(config, can),
+        *_compiled(config, can),
         *_optimizer(config, can),
     ]
 
@@ -56,6 +57,17 @@ def _order(config: DictConfig, can: Capabilities) -> list[Problem]:
         return []
     message = f"is not for engine={config.engine.name}, which puts weights, or parts of them, one after the other"
     return [Problem(key, True, message, ({key: False},))]
+
+
+def _compiled(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """Compiled layers that the engine cannot run."""
+    if not config.precision.compile or can.compiled:
+        return []
+    schedule = config.engine.get("schedule")
+    own = f" with engine.schedule={schedule}" if config.engine.name == "pipeline" else ""
+    message = f"is not for engine={config.engine.name}{own}, which trains layers as they are"
+    fixes: list[Fix] = [{"precision.compile": False}]
+    return [Problem("precision.compile", True, message, (*fixes, *([{"engine.schedule": "1f1b"}] if own else [])))]
 
 
 def profiling(config: DictConfig) -> list[Problem]:

@@ -192,3 +192,7 @@ class PrecisionConfig:
     cudnn_benchmark: bool = False
     """On GPUs the first convolution of each shape tries all of cuDNN's algorithms, and later ones take the fastest
     (torch.backends.cudnn.benchmark). Which one it is differs from run to run, and losses by their rounding."""
+    compile: bool = False
+    """torch.compile makes kernels of each layer's operations in the first step, which takes seconds for each kind of
+    layer, and a C++ compiler, on GPUs Triton. Losses differ by rounding. Layers of torch.nn that stand alone, dropout
+    and skips remain as they are. On CPUs the step in which memory is measured is not compiled."""

@@ -103,6 +103,7 @@ class DistributedSession(BaseSession):
             self.build(layers)
             foreign.watch(j for j, stage in enumerate(self.plan.stages) if stage.device == self.pipeline_rank)
             self.foreign = foreign
+            self.compile_layers()
         return self
 
     def build(self, layers: nn.Sequential) -> None:

@@ -51,6 +51,7 @@ class LocalSession(BaseSession):
         self.layer_names = [name for name, _ in named_layers(layers)]
         self.watch_shared_state(layers)
         self.build(layers)
+        self.compile_layers()
         return self
 
     def build(self, layers: nn.Sequential) -> None:

@@ -25,6 +25,7 @@ from harness.core.trace import Recording, Span, Trace
 from harness.interfaces import Activity, Batch, Model, SessionSpec
 from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
+from harness.runtime.compiled_layers import compile_layers
 from harness.runtime.device_clock import DeviceClock, TimePoint
 from harness.runtime.gradient_norms import norms_of
 from harness.runtime.stage_module import StageModule
@@ -83,6 +84,11 @@ class BaseSession(ABC):
         """Have steps raise ProblemError where they change what layers of several stages share."""
         self.shared_state = SharedState(named_layers(layers), homes(self.plan))
         self.shared_state.refuse(self.shared_state.statistics)
+
+    def compile_layers(self) -> None:
+        """Have the layers of `stage`, which is complete, compiled when they are first called, if the run wants it."""
+        if self.spec.compile:
+            compile_layers(self.stage)
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
