@@ -109,12 +109,8 @@ def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:
     elif len(here := [name for name in names if _is_loopback(name)]) > 1:
         refuse(f"has a host twice: {here[0]} and {here[1]} are both the host itself", none)
     elif here and len(names) > 1:
-        where = (
-            "other hosts cannot reach it" if here[0] == names[0] else "that is this host, if ssh does not go further"
-        )
-        refuse(
-            f"has {here[0]}, a name that each host has for itself: {where}", hint="its name, or address, in the network"
-        )
+        message = f"has {here[0]}, a name that each host has for itself: others do not reach it so"
+        refuse(message, hint="its name, or address, in the network")
     elif len(counts := {count for _, count in _listed(config)}) > 1:
         fewest = [f"{name}:{min(counts)}" for name in names]
         refuse(f"has unequal numbers of ranks, {min(counts)} to {max(counts)}", {KEY: fewest})

@@ -83,8 +83,8 @@ def store() -> TCPStore:
 
 
 def _listen(said: Queue[str | None], met: threading.Event, parent: int) -> None:
-    """Put what comes on stdin into `said`, and None at its end. A herald that has not `met` the ranks `LAST_S` after its
-    parent has been killed ends: else it would wait `MEET_S` for ranks that nobody starts any more."""
+    """Put what comes on stdin into `said`, and None at its end. A herald that has not `met` the ranks `LAST_S` after
+    its parent has been killed ends: else it would wait `MEET_S` for ranks that nobody starts any more."""
     for line in sys.stdin:
         said.put(line)
     said.put(None)
