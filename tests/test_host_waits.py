@@ -59,7 +59,7 @@ ALLOWED = {
         engines/fsdp/session.py _shard to
         engines/fsdp/session.py _whole cpu
         engines/myelin/host_optimizer.py HostOptimizer.synchronize synchronize
-        engines/myelin/loss_scale.py LossScale.load float
+        harness/runtime/loss_scale.py LossScale.load float
         engines/myelin/optimizer_step.py OptimizerStep._read cpu
         engines/myelin/optimizer_step.py OptimizerStep._read synchronize
         engines/delayed/delayed_stage.py DelayedStage.load_older to
@@ -86,7 +86,7 @@ ALLOWED = {
         harness/runtime/output_check.py raise_differences nonzero
         harness/runtime/output_check.py raise_differences tolist""",
     "Once a step, before the optimizer: whether gradients overflow, and which weights have one.": """
-        engines/myelin/loss_scale.py overflows float
+        harness/runtime/loss_scale.py overflows float
         engines/myelin/optimizer_step.py OptimizerStep.finish tolist""",
     "Once a run: the form of a message, an index of blocks, places to compare.": """
         engines/sbp/sharded_layers.py mine to

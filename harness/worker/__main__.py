@@ -126,6 +126,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
         by_value,
         precision.channels_last,
         precision.compile,
+        precision.grad_scaler,
     )
     if not (rendezvous and rendezvous.rank):
         say(f"building {model.name} on {', '.join(names)}")
