@@ -168,6 +168,10 @@ class Capabilities:
     """Weights that are not contiguous in memory, such as transposed ones."""
     channels_last: bool = True
     """Weights that are not contiguous in memory, as those of `precision.channels_last`."""
+    compiled: bool = False
+    """Layers that torch.compile has compiled (`precision.compile`)."""
+    grad_scaler: bool = False
+    """Losses that are scaled under autocast (`precision.grad_scaler`)."""
     multi_process: bool = False
     """Whether it runs as one process for each device of the mesh (`harness.launch.forked_ranks`), not as one for
     all."""
@@ -204,7 +208,8 @@ class SessionSpec:
     """Inputs of a session in addition to model and plan. `devices[d]` is the torch device of the plan's device d.
 
     `unused`: some weights get no gradient in a pass. `by_value`: which ones depends on the values of tensors.
-    `channels_last`: weights of convolutions are in this order.
+    `channels_last`: weights of convolutions are in this order. `compile`: layers are compiled.
+    `grad_scaler`: losses are scaled.
     """
 
     devices: tuple[str, ...]
@@ -215,6 +220,8 @@ class SessionSpec:
     unused: bool = False
     by_value: bool = False
     channels_last: bool = False
+    compile: bool = False
+    grad_scaler: bool = False
 
 
 @dataclass(frozen=True)

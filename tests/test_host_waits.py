@@ -7,10 +7,20 @@ the GPU waits for these. Of a step the loss is read once, at its end.
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+from engines.gpipe.engine import Config, build
+from harness.interfaces import Session, SessionSpec
+from harness.runtime.local_session import LocalSession
+from harness.runtime.training_state import cast_batch
+from tests.engines import networks
+from tests.engines.test_resuming import flat
+from tests.support.sessions import run_session
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("engines", "harness/runtime")
@@ -49,7 +59,7 @@ ALLOWED = {
         engines/fsdp/session.py _shard to
         engines/fsdp/session.py _whole cpu
         engines/myelin/host_optimizer.py HostOptimizer.synchronize synchronize
-        engines/myelin/loss_scale.py LossScale.load float
+        harness/runtime/loss_scale.py LossScale.load float
         engines/myelin/optimizer_step.py OptimizerStep._read cpu
         engines/myelin/optimizer_step.py OptimizerStep._read synchronize
         engines/delayed/delayed_stage.py DelayedStage.load_older to
@@ -76,7 +86,7 @@ ALLOWED = {
         harness/runtime/output_check.py raise_differences nonzero
         harness/runtime/output_check.py raise_differences tolist""",
     "Once a step, before the optimizer: whether gradients overflow, and which weights have one.": """
-        engines/myelin/loss_scale.py overflows float
+        harness/runtime/loss_scale.py overflows float
         engines/myelin/optimizer_step.py OptimizerStep.finish tolist""",
     "Once a run: the form of a message, an index of blocks, places to compare.": """
         engines/sbp/sharded_layers.py mine to
@@ -126,3 +136,29 @@ def test_steps_wait_for_nothing_else() -> None:
 def test_what_waits(code: str, what: str) -> None:
     found = list(waits(ast.parse(f"class Session:\n    def step(self):\n        {code}")))
     assert found == ([("Session.step", what)] if what else [])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_step_on_a_gpu_waits_for_nothing(stages: int) -> None:
+    """As CUDA's own check sees it: of `single`, and of a pipeline whose stages share a GPU."""
+    case = flat(build, Config(), stages, mode="always", model=networks.ALL["norms"])
+    case = case.reference if stages == 1 else case
+    spec = SessionSpec(("cuda:0",) * stages, case.optimizer)
+    batch = cast_batch(case.model.sample(case.samples), spec.dtype)
+
+    def train(session: Session) -> list[str]:
+        assert isinstance(session, LocalSession)
+        for _ in range(2):  # what waits once in a run: copies of buffers are compared
+            session.step(batch)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                session.train_step(batch)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        waited = (one for one in caught if "synchroniz" in str(one.message))
+        return [f"{one.filename}:{one.lineno}: {one.message}" for one in waited]
+
+    assert run_session(case.engine, case.model, case.plan, spec, train) == []

@@ -36,7 +36,7 @@ def build(config: Config) -> DDPEngine:
 
 
 class DDPEngine(Engine):
-    capabilities = Capabilities(pipeline=False, data=True, multi_process=True)
+    capabilities = Capabilities(pipeline=False, data=True, multi_process=True, compiled=True, grad_scaler=True)
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -70,14 +70,15 @@ class DDPSession(DistributedSession):
                 self._backward(i, loss, last and self.plan.mesh.data > 1)
                 total += loss.detach()
         with self.span("step"):
-            self.optimizer.step()
+            if self.unscale():
+                self.optimizer.step()
         return total
 
     def _backward(self, i: int, loss: Tensor, sums: bool) -> None:
         """The last micro-batch's pass ends when the last bucket is full; the rest of the all-reduces follows."""
         start = self.now()
         with self.phase(place("B", self.global_micro_batch(i))):
-            loss.backward()
+            self.scaled(loss).backward()
         end = self.now()
         self.record(Op(0, "B", i), start, self.last_bucket_full if sums else end)
         if sums:

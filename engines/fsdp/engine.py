@@ -81,6 +81,7 @@ class FSDPEngine(Engine):
         complex_weights=False,
         strided_weights=False,
         channels_last=False,
+        compiled=True,
     )
 
     def __init__(self, config: Config) -> None:

@@ -46,7 +46,7 @@ def build(config: Config) -> GPipeEngine:
 
 
 class GPipeEngine(Engine):
-    capabilities = Capabilities()
+    capabilities = Capabilities(compiled=True, grad_scaler=True)
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,6 +80,7 @@ class GPipeSession(LocalSession):
     def train_step(self, batch: Batch) -> Tensor:
         self.stage.passes = self.steps
         loss = self._forward_backward(batch)
+        self.updates = self.unscale()
         if self.stage.queues is None:
             self._step_optimizers_in_sequence()
             self.spans = self.stage.recorder.spans()
@@ -93,7 +95,7 @@ class GPipeSession(LocalSession):
             output = self.stage(batch.inputs)
         loss = self.model.loss(output, placed(batch.targets, tensors_of(output)[0].device)) / len(batch)
         del output
-        loss.backward()
+        self.scaled(loss).backward()
         return loss.detach()
 
     def _step_optimizers(self, queues: DeviceQueues) -> list[Span]:
@@ -102,7 +104,7 @@ class GPipeSession(LocalSession):
         jobs = []
         for stage, optimizer in zip(self.stage.stages, self.stage_optimizers, strict=True):
             queue = queues.compute[self.plan.stages[stage.number].device]
-            jobs.append(queue.submit(Job(run, optimizer.step, Op(stage.number, "step"))))
+            jobs.append(queue.submit(Job(run, partial(self._update, optimizer), Op(stage.number, "step"))))
         for job in jobs:
             job.wait()
         run.raise_error()
@@ -113,8 +115,12 @@ class GPipeSession(LocalSession):
         wait."""
         for stage, optimizer in zip(self.stage.stages, self.stage_optimizers, strict=True):
             with self.stage.recorder.computing(Op(stage.number, "step"), self.plan.stages[stage.number].device):
-                optimizer.step()
+                self._update(optimizer)
         self._synchronize()
+
+    def _update(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.updates:
+            optimizer.step()
 
     def held_by_device(self) -> dict[int, list[Tensor]]:
         held: dict[int, list[Tensor]] = defaultdict(list)

@@ -33,6 +33,11 @@ class TaskRng(TorchDispatchMode):
         self.generator.manual_seed(seed)
         self.drew = False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled layers stay compiled within it (`precision.compile`)."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from engines.myelin.buckets import Chunk
 from engines.myelin.flat_buffers import FlatBuffers
-from engines.myelin.loss_scale import unscaled
 from engines.myelin.optimizers import Optimizer, Run
 from harness.core.op import Op
 from harness.runtime.device_clock import TimePoint
+from harness.runtime.loss_scale import unscaled
 
 
 class DeviceOptimizer:

@@ -124,6 +124,7 @@ class MyelinEngine(Engine):
             integer_weights=False,
             same_memory=False,
             channels_last=False,
+            compiled=True,
         )
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:

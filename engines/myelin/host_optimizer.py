@@ -15,10 +15,10 @@ from torch import Tensor
 
 from engines.myelin.buckets import Chunk, Half
 from engines.myelin.flat_buffers import FlatBuffers
-from engines.myelin.loss_scale import unscaled
 from engines.myelin.optimizers import Optimizer, Run
 from harness.core.op import Op, Queue
 from harness.runtime.device_clock import TimePoint
+from harness.runtime.loss_scale import unscaled
 
 Event = torch.cuda.Event | None
 """A CUDA event; None on a CPU, where all work is complete when a call returns."""

@@ -20,13 +20,13 @@ from engines.myelin.device_optimizer import DeviceOptimizer
 from engines.myelin.flat_buffers import FlatBuffers
 from engines.myelin.gradient_all_reduce import GradientAllReduce
 from engines.myelin.host_optimizer import HostOptimizer
-from engines.myelin.loss_scale import LossScale, overflows
 from engines.myelin.optimizers import Optimizer, Run
 from harness.core.op import Op, Queue
 from harness.core.problem import Problem
 from harness.interfaces import SessionSpec
 from harness.launch.process_group import is_first_rank
 from harness.runtime.device_clock import TimePoint
+from harness.runtime.loss_scale import LossScale, overflows
 
 if TYPE_CHECKING:
     from engines.myelin.engine import Config

@@ -137,7 +137,13 @@ class PipelineEngine(Engine):
         self.file = config.schedule if action_file.is_file(config.schedule) else None
         self.family = FAMILIES.get(config.schedule, FAMILIES[PLACED.get(config.placement, "1f1b")])
         self.picks_best = config.schedule == SEARCH
-        self.capabilities = Capabilities(data=True, multi_process=True, mpi=config.transport == "mpi", complex=False)
+        self.capabilities = Capabilities(
+            data=True,
+            multi_process=True,
+            mpi=config.transport == "mpi",
+            complex=False,
+            compiled=config.schedule in FAMILIES and not self.family.split,  # a graph's backward pass has no halves
+        )
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
         """Numbers of devices and micro-batches that the schedule does not have, and MPI where it cannot start."""

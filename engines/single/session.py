@@ -48,7 +48,8 @@ class SingleSession(LocalSession):
             task = _Task(self, i, recomputed(i, m, self.plan.recompute))
             total += task.run(inputs, targets, len(batch))
         with self.span("step"):
-            self.optimizer.step()
+            if self.unscale():
+                self.optimizer.step()
         return total
 
 
@@ -66,7 +67,7 @@ class _Task:
         loss = session.model.loss(output, targets) / batch_size
         del output
         self.backward_start = session.now()
-        loss.backward()
+        session.scaled(loss).backward()
         session.record(Op(0, "B", self.i), self.backward_start, session.now())
         return loss.detach()
 

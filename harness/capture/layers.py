@@ -78,6 +78,8 @@ class Whole(nn.Module):
     """
 
     unsplit: Unsplit | None = None
+    draws = True
+    """It may, as a `Layer` may."""
 
     def __init__(
         self,

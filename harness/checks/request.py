@@ -32,6 +32,8 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
         *_place(config),
         *_dtype(config, can),
         *_order(config, can),
+        *_compiled(config, can),
+        *_scaled(config, can),
         *_optimizer(config, can),
     ]
 
@@ -43,7 +45,7 @@ def notes(config: DictConfig) -> list[Problem]:
     gradients of activations in float16, too (Micikevicius et al., "Mixed Precision Training", section 3.2).
     """
     precision = config.precision
-    if precision.autocast != "float16" or precision.dtype == "float16":
+    if precision.autocast != "float16" or precision.dtype == "float16" or precision.grad_scaler:
         return []
     message = "makes gradients below 6e-8 zero, and those above 65504 infinite: under autocast no loss is scaled"
     return [Problem("precision.autocast", "float16", message, ({"precision.autocast": "bfloat16"},))]
@@ -56,6 +58,33 @@ def _order(config: DictConfig, can: Capabilities) -> list[Problem]:
         return []
     message = f"is not for engine={config.engine.name}, which puts weights, or parts of them, one after the other"
     return [Problem(key, True, message, ({key: False},))]
+
+
+def _compiled(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """Compiled layers that the engine cannot run."""
+    if not config.precision.compile or can.compiled:
+        return []
+    schedule = config.engine.get("schedule")
+    own = f" with engine.schedule={schedule}" if config.engine.name == "pipeline" else ""
+    message = f"is not for engine={config.engine.name}{own}, which trains layers as they are"
+    fixes: list[Fix] = [{"precision.compile": False}]
+    return [Problem("precision.compile", True, message, (*fixes, *([{"engine.schedule": "1f1b"}] if own else [])))]
+
+
+def _scaled(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """Losses that an engine does not scale, or that need no scale."""
+    key, precision = "precision.grad_scaler", config.precision
+    if not precision.grad_scaler:
+        return []
+    if not can.grad_scaler:
+        return [
+            Problem(key, True, f"is not for engine={config.engine.name}, whose losses are as they are", ({key: False},))
+        ]
+    if precision.autocast == "float16" and precision.dtype in ("float32", "float64"):
+        return []
+    message = "has no effect on gradients that are not made in float16 under autocast"
+    right: Fix = {"precision.autocast": "float16", "precision.dtype": "float32"}
+    return [Problem(key, True, message, ({key: False}, right))]
 
 
 def profiling(config: DictConfig) -> list[Problem]:

@@ -180,8 +180,12 @@ class PrecisionConfig:
     dtype: str = "float32"
     """Number format of weights, gradients, optimizer state and activations: float32, float64, bfloat16 or float16."""
     autocast: str | None = None
-    """Number format of torch.autocast in the forward pass: bfloat16, float16 (whose losses are not scaled: small
-    gradients become zero), or null for no autocast."""
+    """Number format of torch.autocast in the forward pass: bfloat16, float16 (small gradients become zero, unless
+    precision.grad_scaler is true), or null for no autocast."""
+    grad_scaler: bool = False
+    """Losses are multiplied, and gradients divided, by a scale, so that gradients of activations do not vanish under
+    autocast=float16. It begins at 65536, is halved in a step whose gradients overflow, which updates nothing, and
+    doubled after 2000 steps without one (torch.amp.GradScaler)."""
     tf32: bool = False
     """GPUs multiply float32 numbers with the precision of TF32, in convolutions and in matmuls: several times as fast.
     false: neither does. (torch's own default is true for convolutions and false for matmuls.)"""
@@ -192,3 +196,7 @@ class PrecisionConfig:
     cudnn_benchmark: bool = False
     """On GPUs the first convolution of each shape tries all of cuDNN's algorithms, and later ones take the fastest
     (torch.backends.cudnn.benchmark). Which one it is differs from run to run, and losses by their rounding."""
+    compile: bool = False
+    """torch.compile makes kernels of each layer's operations in the first step, which takes seconds for each kind of
+    layer, and a C++ compiler, on GPUs Triton. Losses differ by rounding. Layers of torch.nn that stand alone, dropout
+    and skips remain as they are. On CPUs the step in which memory is measured is not compiled."""

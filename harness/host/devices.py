@@ -175,10 +175,21 @@ def _gpus() -> list[_Gpu]:
         driver = str(nvml.nvmlSystemGetDriverVersion())
         found = []
         for handle in _visible(nvml, os.environ.get("CUDA_VISIBLE_DEVICES")):
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            found.append(_Gpu(str(nvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.used), driver))
+            total, used = _memory(nvml, handle)
+            found.append(_Gpu(str(nvml.nvmlDeviceGetName(handle)), total, used, driver))
         return found
     return []
+
+
+def _memory(nvml: Any, handle: Any) -> tuple[int, int]:
+    """Returns the bytes of a GPU that processes can have, and those that they use. What the driver reserves is in
+    neither; version 1 of the call counts it as used, and a driver before 510 has no other."""
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+        return int(memory.total - memory.reserved), int(memory.used)
+    except nvml.NVMLError:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return int(memory.total), int(memory.used)
 
 
 @contextmanager

@@ -39,6 +39,7 @@ MEASURING = (
     "nn/skip.py",
     "nn/tensor_memory.py",
     "nn/tied.py",
+    "runtime/compiled_layers.py",
     "runtime/recomputation.py",
     "runtime/training_state.py",
     "host/malloc.py",
@@ -59,6 +60,7 @@ def path(
     tf32: bool = False,
     cudnn_benchmark: bool = False,
     channels_last: bool = False,
+    compiled: bool = False,
 ) -> Path:
     """Returns the path of the profile of a model, whether or not it exists.
 
@@ -75,6 +77,7 @@ def path(
         "tf32": tf32,
         "cudnn_benchmark": cudnn_benchmark,
         "channels_last": channels_last,
+        "compiled": compiled,
         "device": device_name,
         "torch": importlib.metadata.version("torch"),
         "sources": digest(

@@ -21,6 +21,7 @@ from harness.interfaces import Model
 from harness.nn.skip import carried, layer_skips, named_layers
 from harness.nn.tied import moved
 from harness.runtime.autograd import non_leaf
+from harness.runtime.compiled_layers import compile_layers
 from harness.runtime.foreign_layers import same_memory
 from harness.runtime.training_state import cast_batch, put_channels_last
 from harness.runtime.values import Value
@@ -52,12 +53,15 @@ class Chain:
         device: torch.device,
         autocast: str | None = None,
         channels_last: bool = False,
+        compiled: bool = False,
     ) -> None:
         with device:
             self.layers = moved(model.layers(), dtype)
             if channels_last:
                 put_channels_last(self.layers)
             batch = model.sample(micro_batch)
+        if compiled:
+            compile_layers(self.layers)
         self.batch = cast_batch(batch, str(dtype).removeprefix("torch."))
         self.model, self.device = model, device
         self.same_memory = tuple(same_memory(self.layers))

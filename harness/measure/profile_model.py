@@ -54,6 +54,7 @@ def measure(
     channels_last: bool = False,
     reference_s: float = 0.0,
     twice: bool = False,
+    compiled: bool = False,
 ) -> ModelProfile:
     """The profile of `model` for `micro_batch` samples: seconds are medians of `repeats` rounds after a warm-up,
     of more those in which the machine was quickest.
@@ -72,7 +73,7 @@ def measure(
     with intra_op_threads(THREADS), torch.random.fork_rng(devices=cuda), dropout.keyed(seed=0, step=0, micro_batch=0):
         pace = Pace(0.0 if cuda else reference_s)
         torch.manual_seed(0)
-        make = partial(Chain, model, micro_batch, getattr(torch, dtype), target, autocast, channels_last)
+        make = partial(Chain, model, micro_batch, getattr(torch, dtype), target, autocast, channels_last, compiled)
         chain = make()
         profile = counted(chain, dtype, autocast)
         clock = Clock(target)

@@ -166,6 +166,7 @@ class Profiles:
             precision.tf32 and origin != "counted",
             precision.cudnn_benchmark and origin != "counted",
             precision.channels_last and origin != "counted",
+            precision.compile and origin != "counted",
         )
 
     def in_a_worker(self, origin: Origin) -> ModelProfile:

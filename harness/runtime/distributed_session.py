@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from harness.core.error_notes import RankNote, has_note
 from harness.core.op import Op
 from harness.core.plan import Plan
-from harness.core.problem import Problem
 from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.nn.tied import moved
@@ -79,7 +78,6 @@ class DistributedSession(BaseSession):
 
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
         super().__init__(model, plan, spec)
-        self.skipped: Problem | None = None
         self.collectives: Counter[str] = Counter()
         self._host_clocks = HostClocks()
         self._positions = mmap(-1, POSITION_BYTES * plan.mesh.size)  # shared by the host and all ranks
@@ -105,6 +103,7 @@ class DistributedSession(BaseSession):
             self.build(layers)
             foreign.watch(j for j, stage in enumerate(self.plan.stages) if stage.device == self.pipeline_rank)
             self.foreign = foreign
+            self.compile_layers()
         return self
 
     def build(self, layers: nn.Sequential) -> None:
@@ -267,7 +266,8 @@ class DistributedSession(BaseSession):
             dist.gather_object(own, states)
             if states is None:
                 return {}
-            return {"model": self._model(states), "optimizer": self._optimizer(states), "step": self.steps}
+            found = {"model": self._model(states), "optimizer": self._optimizer(states), "step": self.steps}
+            return found | self.scale_state()
 
     def _model(self, states: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Parameters of the first replica; running statistics averaged over all."""
@@ -292,6 +292,7 @@ class DistributedSession(BaseSession):
         """Take a state of any engine; each rank is given all of it."""
         with self.phase("while a state is loaded"):
             self.load_local_state(state)
+        self.load_scale(state)
         self.steps = state["step"]
 
 

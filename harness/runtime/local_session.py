@@ -51,6 +51,7 @@ class LocalSession(BaseSession):
         self.layer_names = [name for name, _ in named_layers(layers)]
         self.watch_shared_state(layers)
         self.build(layers)
+        self.compile_layers()
         return self
 
     def build(self, layers: nn.Sequential) -> None:
@@ -72,7 +73,7 @@ class LocalSession(BaseSession):
         batch = cast_batch(batch, self.spec.dtype)
         meters = self.memory_meters(batch) if meter else {}
         self.count_memory(meters)
-        self._recorded, self.spans, self.bytes_sent = [], [], Counter()
+        self._recorded, self.spans, self.bytes_sent, self.skipped = [], [], Counter(), None
         caller = meters.get(self.plan.stages[-1].device)  # the loss is computed in the calling thread
         with intra_op_threads(self.threads) if self.on_cpu else nullcontext(), self.shared_state.unchanged():
             start_s = self._synchronize()
@@ -84,7 +85,7 @@ class LocalSession(BaseSession):
         devices = [meters[device] for device in self.plan.devices] if meters else []
         peaks = [device.peak_bytes() for device in devices] or None
         reserved = [found for device in devices if (found := device.reserved_bytes()) is not None] or None
-        return StepMetrics(float(loss), end_s - start_s, dict(self.bytes_sent), peaks, None, reserved)
+        return StepMetrics(float(loss), end_s - start_s, dict(self.bytes_sent), peaks, self.skipped, reserved)
 
     def micro_batches(self, batch: Batch) -> Iterator[tuple[Value, Value]]:
         """Yield inputs and targets of each micro-batch, on the device. None is empty, however few samples there are."""
@@ -125,9 +126,10 @@ class LocalSession(BaseSession):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as `harness.interfaces.Session` describes it."""
-        return {**self.local_state(), "step": self.steps}
+        return {**self.local_state(), "step": self.steps, **self.scale_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a state of any engine."""
         self.load_local_state(state)
+        self.load_scale(state)
         self.steps = state["step"]

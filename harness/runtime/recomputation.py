@@ -374,4 +374,4 @@ def _training(modules: Iterable[nn.Module], then: Iterable[bool]) -> Iterator[No
             module.training = now
 
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_OF_EVERY_MODULE = frozenset((*vars(nn.Module()), "_compiled_call_impl"))

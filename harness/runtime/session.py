@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -25,8 +26,10 @@ from harness.core.trace import Recording, Span, Trace
 from harness.interfaces import Activity, Batch, Model, SessionSpec
 from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
+from harness.runtime.compiled_layers import compile_layers
 from harness.runtime.device_clock import DeviceClock, TimePoint
 from harness.runtime.gradient_norms import norms_of
+from harness.runtime.loss_scale import LossScale
 from harness.runtime.stage_module import StageModule
 from harness.runtime.training_state import (
     load_optimizer_state,
@@ -56,6 +59,8 @@ class BaseSession(ABC):
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
         self.model, self.plan, self.spec = model, plan, spec
         self.steps = 0
+        self.scaling = LossScale() if spec.grad_scaler else None
+        self.skipped: Problem | None = None
         self.bytes_sent: Counter[str] = Counter()
         self.recording = Recording()
         self.spans: list[Span] = []
@@ -83,6 +88,32 @@ class BaseSession(ABC):
         """Have steps raise ProblemError where they change what layers of several stages share."""
         self.shared_state = SharedState(named_layers(layers), homes(self.plan))
         self.shared_state.refuse(self.shared_state.statistics)
+
+    def compile_layers(self) -> None:
+        """Have the layers of `stage`, which is complete, compiled when they are first called, if the run wants it."""
+        if self.spec.compile:
+            compile_layers(self.stage)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss from which the backward pass begins."""
+        return loss * self.scaling.value if self.scaling else loss
+
+    def unscale(self) -> bool:
+        """Before the update: divide the gradients by the loss scale. Return whether there is to be an update: else the
+        gradients overflow, the step is `skipped`, and the scale falls. All ranks have the same gradients."""
+        if self.scaling is None:
+            return True
+        scale, overflow = self.scaling.value, not all(map(math.isfinite, self.gradient_norms().values()))
+        self.scaling.judge(overflow)
+        if overflow:
+            message = f"is too coarse: {self.scaling.overflow}, now the scale is {self.scaling.value:g}"
+            hint = "more steps"
+            fixes = ({"precision.autocast": "bfloat16", "precision.grad_scaler": False},)
+            self.skipped = Problem("precision.autocast", "float16", message, fixes, hint)
+            return False
+        for gradient in (one.grad for one in self.stage.parameters() if one.grad is not None):
+            gradient.div_(scale)
+        return True
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
@@ -209,6 +240,15 @@ class BaseSession(ABC):
         """Take this process's part of the state of the whole model."""
         self.stage.load_state_dict({name: state["model"][name] for name in self.stage.state_dict()})
         load_optimizer_state(self.named_parameters(), self.optimizers(), state["optimizer"])
+
+    def scale_state(self) -> dict[str, Any]:
+        """Return the part of a state dict that has the loss scale, empty without one."""
+        return {"loss_scale": self.scaling.state()} if self.scaling else {}
+
+    def load_scale(self, state: dict[str, Any]) -> None:
+        """Take the loss scale of a state dict."""
+        if self.scaling:
+            self.scaling.load(state.get("loss_scale"))
 
     def trace(self) -> Trace:
         """Return the spans of the last steps."""

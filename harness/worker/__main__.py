@@ -117,7 +117,16 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     optimizer, precision = OptimizerSpec(**config.optimizer), config.precision
     unused, by_value = any(layer.traits.unused for layer in profile.layers), bool(profile.by_value)
     spec = SessionSpec(
-        names, optimizer, precision.dtype, precision.autocast, config.seed, unused, by_value, precision.channels_last
+        names,
+        optimizer,
+        precision.dtype,
+        precision.autocast,
+        config.seed,
+        unused,
+        by_value,
+        precision.channels_last,
+        precision.compile,
+        precision.grad_scaler,
     )
     if not (rendezvous and rendezvous.rank):
         say(f"building {model.name} on {', '.join(names)}")

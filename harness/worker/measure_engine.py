@@ -132,7 +132,7 @@ def _config(config: DictConfig, micro_batches: int) -> DictConfig:
         "mesh": dict.fromkeys(config.mesh),
         "memory": "auto",
         "optimizer": config.optimizer,
-        "precision": {**config.precision, "dtype": "float32", "autocast": None},
+        "precision": {**config.precision, "dtype": "float32", "autocast": None, "compile": False},
         "batch": {**config.batch, "micro_batches": micro_batches},
         "cluster": OmegaConf.structured(ClusterConfig(name="local", device="cpu", devices=DEVICES)),
     }

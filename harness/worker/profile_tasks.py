@@ -61,6 +61,7 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
             autocast=precision.autocast,
             say=say,
             channels_last=precision.channels_last,
+            compiled=precision.compile,
             reference_s=reference_s,
             twice=not by_value and COPIES * needed <= there and devices.cores() > 1,
         )

@@ -45,12 +45,13 @@ class Case:
     deferred: bool = False
     by_value: bool = False
     channels_last: bool = False
+    compile: bool = False
 
     @property
     def spec(self) -> SessionSpec:
         devices = ("cpu",) * max(self.plan.mesh.size, *(device + 1 for device in self.plan.devices))
         return SessionSpec(
-            devices, self.optimizer, self.dtype, seed=7, by_value=self.by_value, channels_last=self.channels_last
+            devices, self.optimizer, self.dtype, None, 7, False, self.by_value, self.channels_last, self.compile
         )
 
     @property

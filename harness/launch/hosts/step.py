@@ -8,6 +8,7 @@ They meet by RUN_DIR/rendezvous.json (`harness.launch.slurm_ranks`). The first r
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import secrets
@@ -105,6 +106,11 @@ def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:
         refuse(f"{bad[0]!r} is no host", none, hint="[a:2,b:2]: hosts, each with its number of ranks")
     elif len(set(names)) < len(names):
         refuse("has a host twice", {KEY: list(dict.fromkeys(map(str, config.launch.hosts)))})
+    elif len(here := [name for name in names if _is_loopback(name)]) > 1:
+        refuse(f"has a host twice: {here[0]} and {here[1]} are both the host itself", none)
+    elif here and len(names) > 1:
+        message = f"has {here[0]}, a name that each host has for itself: others do not reach it so"
+        refuse(message, hint="its name, or address, in the network")
     elif len(counts := {count for _, count in _listed(config)}) > 1:
         fewest = [f"{name}:{min(counts)}" for name in names]
         refuse(f"has unequal numbers of ranks, {min(counts)} to {max(counts)}", {KEY: fewest})
@@ -131,6 +137,14 @@ def _listed(config: DictConfig) -> list[tuple[str, int]]:
     if not all(one and one["ranks"] for one in found):
         each = config.cluster.devices or devices.detect(config.cluster.device).count
     return [(one["name"], int(one["ranks"] or each)) for one in found if one]
+
+
+def _is_loopback(name: str) -> bool:
+    """Whether every host calls itself so."""
+    bare = name.rpartition("@")[2]
+    with suppress(ValueError):
+        return ipaddress.ip_address(bare).is_loopback
+    return bare.lower() in ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
 def _text(config: DictConfig) -> str:

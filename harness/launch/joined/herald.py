@@ -5,7 +5,7 @@
          end of stdin                               key END
 
 Where the launcher has no store (it sets the variables alone), the herald has it, at MASTER_PORT. A herald whose parent
-is killed says that, too.
+is killed says that, too, to the ranks that come within `LAST_S`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from queue import Queue
 from typing import IO, TYPE_CHECKING
 
 from harness.launch.same_checkout import ROOT, code
@@ -31,7 +33,8 @@ RUN, END, SEEN = "regatta/run", "regatta/end", "regatta/seen"
 MEET_S = 300.0
 """Seconds in which all ranks must be there: all load torch from the same disk."""
 LAST_S = 10.0
-"""Seconds that others may take to see the end, where the herald has the store."""
+"""Seconds that others may take to see the end, where the herald has the store; and to come, once its parent is gone."""
+POLL_S = 0.1
 
 _open: list[IO[bytes]] = []
 """The stdin of this process's herald, if it has one."""
@@ -79,10 +82,26 @@ def store() -> TCPStore:
     return found
 
 
+def _listen(said: Queue[str | None], met: threading.Event, parent: int) -> None:
+    """Put what comes on stdin into `said`, and None at its end. A herald that has not `met` the ranks `LAST_S` after
+    its parent has been killed ends: else it would wait `MEET_S` for ranks that nobody starts any more."""
+    for line in sys.stdin:
+        said.put(line)
+    said.put(None)
+    while os.getppid() == parent:
+        if met.wait(POLL_S):
+            return
+    if not met.wait(LAST_S):
+        os._exit(1)
+
+
 def main() -> None:
     """Say in the store what comes on stdin, and its end."""
+    said, met = Queue[str | None](), threading.Event()
+    threading.Thread(target=_listen, args=(said, met, os.getppid()), daemon=True).start()
     reached = store()
-    for line in sys.stdin:
+    met.set()
+    for line in iter(said.get, None):
         reached.set(RUN, line)
     reached.set(END, "")
     reached.set(RUN, "{}")  # for a rank that has not heard of a run: there is none, or it is over

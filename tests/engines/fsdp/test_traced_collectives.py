@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 from engines.fsdp import traced_collectives
 from engines.fsdp.traced_collectives import TracedAllGather, TracedReduceScatter, time_waits
@@ -79,3 +81,6 @@ def test_torch_has_what_is_timed() -> None:
     assert "all_gather_event" in AllGatherResult._fields
     assert "self._all_gather_result" in inspect.getsource(FSDPParamGroup.wait_for_unshard)
     assert "wait_event" in inspect.getsource(FSDPParamGroup.finalize_backward)
+    assert callable(FSDPModule._get_fsdp_state), "by which `sharded_stage` reaches what is timed: nothing public does"
+    assert isinstance(FSDPState()._fsdp_param_groups, list)
+    assert {"_backward_hooks", "_post_accumulate_grad_hooks"} <= set(dir(torch.nn.Parameter())), "for `refuse_hooks`"

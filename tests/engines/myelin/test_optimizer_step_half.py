@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines.myelin.loss_scale import LEAST, PATIENCE, START, LossScale, overflows
 from harness.core.problem import Problem
 from harness.interfaces import OptimizerSpec, Session
+from harness.runtime.loss_scale import LEAST, PATIENCE, START, LossScale, overflows
 from harness.runtime.memory_meter import Meter
 from tests.engines.myelin.cases import case
 from tests.engines.myelin.updating import (

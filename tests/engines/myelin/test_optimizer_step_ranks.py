@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engines.myelin.loss_scale import START
 from harness.interfaces import OptimizerSpec
 from harness.launch import forked_ranks
+from harness.runtime.loss_scale import START
 from tests.engines.myelin.updating import (
     ADAMW,
     ELEMENTS,

@@ -31,7 +31,7 @@ def config(**changes):
             "model": {"name": "unet"},
             "planner": {"name": "balance"},
             "cluster": {"name": "local", "device": "cpu", "slow_device": []},
-            "precision": {"dtype": "float32", "channels_last": False},
+            "precision": {"dtype": "float32", "channels_last": False, "compile": False, "grad_scaler": False},
             "optimizer": {"name": "sgd", "fused": False},
             "mesh": {"data": None, "pipeline": None, "tensor": None},
             "batch": {"size": 512, "micro_batches": 8},

@@ -101,6 +101,7 @@ class Nvml:
     """Three GPUs, as nvidia-ml-py would name them; each of `divided` has two instances of 10 bytes, else 80."""
 
     NVMLError = type("NVMLError", (Exception,), {})
+    old = False
 
     def __init__(self, *divided: int) -> None:
         self.divided = [f"GPU-{index}{index}" for index in divided]
@@ -122,8 +123,16 @@ class Nvml:
     def nvmlDeviceGetName(self, handle: str) -> str:
         return "a GPU"
 
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
-        return SimpleNamespace(total=10 if handle.startswith("MIG") else 80, used=1)
+    nvmlMemory_v2 = 0x02000028
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> SimpleNamespace:
+        """Version 1 has what the driver reserves among what is used."""
+        total = 10 if handle.startswith("MIG") else 80
+        if version is None:
+            return SimpleNamespace(total=total, used=3)
+        if self.old:
+            raise self.NVMLError
+        return SimpleNamespace(total=total, reserved=2, used=1)
 
     def nvmlDeviceGetMigMode(self, handle: str) -> tuple[int, int]:
         if handle == "GPU-22":
@@ -166,11 +175,22 @@ def test_a_part_has_its_own_memory(monkeypatch):
     """And GPUs are numbered by their places, as NVML does, not the fastest first."""
     monkeypatch.setattr(devices, "torch_has_cuda", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    for divided, total in (((), 80), ((0,), 10)):
+    for divided, total in (((), 78), ((0,), 8)):
         monkeypatch.setattr(devices, "_nvml", lambda divided=divided: nullcontext(Nvml(*divided)))
         assert devices.detect() == devices.DetectedDevices("cuda", "a GPU", 1, total, "570.1")
-        assert devices.gpu_used_bytes() == 1
     assert supervisor._environment()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize("old, total, used", [(False, 78, 1), (True, 80, 3)])
+def test_what_the_driver_reserves_is_not_memory_that_others_give_back(monkeypatch, old, total, used):
+    """A machine's GPU has what is free and what others use; an old driver does not say what it reserves."""
+    found = Nvml()
+    found.old = old
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "torch_has_cuda", lambda: True)
+    monkeypatch.setattr(devices, "_nvml", lambda: nullcontext(found))
+    assert devices.detect().memory_bytes == total
+    assert devices.gpu_used_bytes() == used
 
 
 def test_names_for_torch():

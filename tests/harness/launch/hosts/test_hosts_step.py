@@ -44,6 +44,7 @@ time.sleep(60 if sys.argv[2] == "fail" else 0)
         (["launch.hosts=[a:2,a:2,b:2]"], "launch.hosts", ["a:2", "b:2"]),
         (["launch.hosts=[a:1]"], "launch.hosts", []),
         (["launch.hosts=['a b']"], "launch.hosts", []),
+        (["launch.hosts=[localhost:1,127.0.0.1:1]"], "launch.hosts", []),
         (["launch.hosts=[a:2,b:2]", "launch.ranks=fork"], "launch.ranks", "auto"),
         (["launch.hosts=[a:2,b:2]", "engine=gpipe"], "launch.hosts", []),
         (["launch.hosts=[a:2,b:2]", "engine=myelin"], "engine.transport", "torch"),
@@ -56,6 +57,18 @@ def test_what_is_refused(typed: list[str], key: str, fix: object) -> None:
     assert found[0].fixes[0] == {key: fix}
     fixed = problem.apply(typed, found[0].fixes[0])
     assert not configuration.request_problems(compose(fixed), fixed)
+
+
+@pytest.mark.parametrize("hosts, refused", [
+    ("[localhost:1,b:1]", True), ("[me@127.0.0.1:1,b:1]", True), ("[b:1,127.1.2.3:1]", True), ("[localhost:2]", False),
+    ("[10.0.0.1:1,localhorse:1]", False),
+])  # fmt: skip
+def test_a_name_that_each_host_has_for_itself_is_for_one_host_alone(hosts: str, refused: bool) -> None:
+    """Rank 0 would give the others that name, by which each finds itself."""
+    typed = [*TINY, "engine=ddp", f"launch.hosts={hosts}"]
+    found = configuration.request_problems(compose(typed), typed)
+    assert [one.key for one in found] == ["launch.hosts"] * refused, rows(found)
+    assert all("a name that each host has for itself" in one.message for one in found)
 
 
 def test_inside_a_job_and_as_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -21,6 +26,7 @@ from harness.host import devices, launched
 from harness.host.devices import DetectedDevices
 from harness.launch import rank_starter, slurm_log, supervisor
 from harness.launch.failure import ExitReasons, Failure
+from harness.launch.joined import herald
 from harness.launch.joined.step import JoinedStep
 from harness.launch.supervisor import Outcome
 from tests.problems import rows
@@ -37,6 +43,37 @@ def first(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name, value in RANK_0.items():
         monkeypatch.setenv(name, value)
     return monkeypatch
+
+
+PARENT = """
+import time
+from harness.launch.joined import herald
+with herald.started():
+    print("started", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.full
+def test_a_herald_whose_parent_is_killed_does_not_wait_for_ranks_that_never_come() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = os.environ | RANK_0 | {"MASTER_PORT": str(port)}
+    with subprocess.Popen([sys.executable, "-c", PARENT], env=variables, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"started\n"
+        (child,) = map(int, Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split())
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:  # until it waits for the ranks
+            with socket.socket() as one:
+                if one.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        begun = time.monotonic()
+        parent.send_signal(signal.SIGKILL)
+    while Path(f"/proc/{child}").exists() and time.monotonic() < begun + 60:
+        time.sleep(0.1)
+    assert time.monotonic() - begun < herald.LAST_S + 5
 
 
 def test_its_place() -> None:
