@@ -35,7 +35,7 @@ SUBJECTS = {
     "mode=tune engine=myelin": Subject("devices", "tuning", (8, 64, 512, 4096, 10_000)),
     "planner=madpipe, 8 devices": Subject("layers", "madpipe", (20, 50, 100, 200, 400)),
     "planner=autoddl, 8 devices": Subject("products", "autoddl", (10, 30, 100, 300, 1000)),
-    "a sweep before it is submitted": Subject("points", "sweep", (100, 1000, 10_000)),
+    "a sweep before its first point runs": Subject("points", "sweep", (100, 1000, 10_000)),
     "accuracy ledger and data frame": Subject("records", "records", (100, 1000, 10_000)),
 }
 

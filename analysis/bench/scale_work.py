@@ -105,18 +105,16 @@ def autoddl(size: int, folder: str) -> Callable[[], object]:
 
 
 def sweep(size: int, folder: str) -> Callable[[], object]:
-    """What `python -m slurm.submit` does with a sweep of so many points before it asks Slurm for anything: each point
-    is composed and checked, and its needs are found."""
+    """What a sweep of so many points does before the first one runs: each is composed and checked."""
+    from harness.sweep import run_point
     from harness.sweep.points import expand, refuse_mistyped
-    from slurm.feasibility import examine
-    from slurm.settings import Settings
 
     seeds = ",".join(map(str, range(size)))
 
     def work() -> object:
         points = expand(["engine=gpipe", "model=mlp", f"seed={seeds}"])
         refuse_mistyped(points)
-        return examine(points, Settings())
+        return [*map(run_point.composed, points)]
 
     return work
 
