@@ -149,17 +149,16 @@ class PeriodicEngine(Engine):
         """Copies of the weights, as many as the first stage has with a micro-batch in flight for each stage."""
         config = self.config
         versions = staleness.copies(config.versions, mesh.pipeline, config.update_every or 1, config.corrections)
-        return replace(model, versions=versions, optimizer=model.optimizer + config.corrections.keeps_update)
+        return replace(model, versions=versions, optimizer=model.optimizer + config.corrections.kept)
 
     def copies(self, plan: Plan) -> tuple[int, ...]:
-        """Each stage's versions, which its micro-batches in flight need, and the newest if these predict from them."""
+        """Each stage's versions, which its micro-batches in flight need, and the newest if corrections move them."""
         if plan.pattern is None:
             return ()
-        every, ahead = self.update_every(plan), self.config.corrections.prediction
+        every, corrections = self.update_every(plan), self.config.corrections
         order = weight_versions.schedule(plan, plan.pattern, plan.micro_batches, every)
-        tasks = weight_versions.tasks_of(order)
-        counts = [weight_versions.copy_plan(own, self.config.versions, every, ahead).count for own in tasks]
-        return tuple(count + ahead for count in counts)
+        plans = weight_versions.copy_plans(order, plan.pattern, self.config.versions, every, corrections)
+        return tuple(one.count + corrections.apart for one in plans)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.periodic.session import PeriodicSession

@@ -210,7 +210,9 @@ def test_versions_that_do_not_exist() -> None:
         (Config(versions="stash"), 4, 2),
         (Config(corrections=Corrections(error_feedback=True)), 2, 3),
         (Config(corrections=Corrections(look_ahead=0.9)), 2, 3),
-        (Config(versions="stash", corrections=Corrections(prediction=True)), 5, 3),
+        (Config(versions="stash", corrections=Corrections(prediction="own")), 5, 3),
+        (Config(versions="none", corrections=Corrections(discrepancy=0.135)), 2, 3),
+        (Config(versions="none", corrections=Corrections(discrepancy=0.135, look_ahead=0.9)), 2, 4),
     ],
 )
 def test_copies_of_the_weights(config: Config, weights: int, optimizer: int) -> None:
@@ -224,18 +226,18 @@ def test_no_more_copies_than_are_needed() -> None:
     """A copy for each version that some micro-batch still needs: P - j for stash, 2 for 2bw, 1 for none and flush."""
     order = weight_versions.schedule(FIVE, FIVE.pattern, 12, 1)  # type: ignore[arg-type]
     tasks = weight_versions.tasks_of(order)
-    assert [weight_versions.copy_plan(own, "stash", 1, False).count for own in tasks] == [5, 4, 3, 2, 1]
-    assert [weight_versions.copy_plan(own, "none", 1, False).count for own in tasks] == [1] * 5
+    assert [weight_versions.copy_plan(own, "stash", 1, Corrections(), 0).count for own in tasks] == [5, 4, 3, 2, 1]
+    assert [weight_versions.copy_plan(own, "none", 1, Corrections(), 0).count for own in tasks] == [1] * 5
     order = weight_versions.schedule(FIVE, FIVE.pattern, 12, 4)  # type: ignore[arg-type]
     tasks = weight_versions.tasks_of(order)
-    assert [weight_versions.copy_plan(own, "2bw", 4, False).count for own in tasks] == [2] * 5
+    assert [weight_versions.copy_plan(own, "2bw", 4, Corrections(), 0).count for own in tasks] == [2] * 5
 
 
 def test_predicted_memory_counts_the_copies_of_each_stage() -> None:
     """Each layer has 100 bytes of weights, the last stage has two layers."""
     engine = build(Config(versions="stash"))
     assert engine.copies(FIVE) == (5, 4, 3, 2, 1)
-    ahead = build(Config(versions="stash", corrections=Corrections(prediction=True)))
+    ahead = build(Config(versions="stash", corrections=Corrections(prediction="own")))
     assert ahead.copies(FIVE) == (6, 5, 4, 3, 2) and build(Config()).copies(FIVE) == (2,) * 5
     timed = ModelProfile(tuple(replace(layer, forward_s=1.0, backward_s=2.0) for layer in PROFILE.layers))
     schedule, cluster = engine.schedule(FIVE, timed), Cluster(devices_per_node=8)
