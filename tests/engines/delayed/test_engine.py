@@ -174,27 +174,27 @@ def test_the_whole_way_is_spectrains(stages: int) -> None:
 @pytest.mark.parametrize("base", [0.135, 0.5])
 def test_the_discrepancy_correction_is_pipemares(base: float) -> None:
     """Section 3.2, in plain numbers."""
-    factors, lr, count = (1.1, 0.9, 1.2), 0.02, 15
-    w, delta = [list(factors)], [[0.0] * 3]
+    factors, lr, count = (1.1, 0.9, 1.2, 0.8), 0.02, 15
+    w, delta = [list(factors)], [[0.0] * 4]
     for n in range(count):
-        tau = [min(n, 2 - j) for j in range(3)]
-        used = [w[n - tau[j]][j] for j in range(3)]
-        back = [w[n][j] - tau[j] * delta[n][j] for j in range(3)]
-        gradient, gradients, arriving = scalar_chain.CURVATURE * math.prod(used), [0.0] * 3, [1.0]
+        tau = [min(n, 3 - j) for j in range(4)]
+        used = [w[n - tau[j]][j] for j in range(4)]
+        back = [w[n][j] - tau[j] * delta[n][j] for j in range(4)]
+        gradient, gradients, arriving = scalar_chain.CURVATURE * math.prod(used), [0.0] * 4, [1.0]
         for factor in used:
             arriving.append(arriving[-1] * factor)
-        for j in (2, 1, 0):
+        for j in (3, 2, 1, 0):
             gradients[j] = gradient * arriving[j]
             gradient *= back[j]
         w.append([old - lr * one for old, one in zip(w[n], gradients, strict=True)])
         keep = [base ** (1 / one) if one else 0.0 for one in tau]
         delta.append([k * d - (1 - k) * lr * one for k, d, one in zip(keep, delta[n], gradients, strict=True)])
     model = scalar_chain.network(factors)
-    mine = engine(3, "none", corrections=Corrections(discrepancy=base))
+    mine = engine(4, "none", corrections=Corrections(discrepancy=base))
     spec = replace(SPEC, optimizer=OptimizerSpec("sgd", lr=lr))
-    _, weights = trained(mine, model, plan([1, 1, 1], 1), scalar_chain.batches(model, count), spec)
+    _, weights = trained(mine, model, plan([1] * 4, 1), scalar_chain.batches(model, count), spec)
     assert [float(value) for value in weights.values()] == pytest.approx(w[-1], rel=1e-13)
-    _, without = trained(engine(3, "none"), model, plan([1, 1, 1], 1), scalar_chain.batches(model, count), spec)
+    _, without = trained(engine(4, "none"), model, plan([1] * 4, 1), scalar_chain.batches(model, count), spec)
     assert not same(weights, without)
 
 
