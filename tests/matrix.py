@@ -1,5 +1,8 @@
 """What runs with what, each cell a run of one step: `make matrix` writes docs/matrix.md, in about an hour.
 
+`make matrix ARGS="--engine delayed pipeline"` runs the rows of these engines alone, and `--planner` those of planners;
+the other rows of the page stay as they are, with notes that are numbered again.
+
     engines, as they are          x models                 x meshes   with planner=balance (periodic: contiguous)
     engines, with another setting x three different models    x meshes   with planner=balance
     planners of stages            x models                 x stages   with engine=gpipe
@@ -83,6 +86,12 @@ class End:
     @property
     def broken(self) -> bool:
         return self.status not in ("ok", "infeasible")
+
+    @classmethod
+    def of_note(cls, note: str, broken: bool) -> End:
+        """What a note of the page says: after the status of a broken run, its mesh left out."""
+        status, said = note.split(", ", 1) if broken else ("infeasible", note)
+        return cls(status, said)
 
 
 def names(group: str) -> list[str]:
@@ -170,9 +179,14 @@ def table(cells: Mapping[Choice, End], meshes: Sequence[Choice], notes: list[str
     for first, second, model in sorted(dict.fromkeys(key[:3] for key in cells)):
         ends = tuple(_short(cells[first, second, model, *mesh], notes) for mesh in meshes)
         rows.setdefault((first, ends), []).append(model.partition("=")[2])
-    heads = ["", "models", *(" ".join(mesh).replace("mesh.", "") for mesh in meshes)]
+    heads = ["", "models", *map(_head, meshes)]
     body = [[f"`{first}`", ", ".join(models), *ends] for (first, ends), models in rows.items()]
     return [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *body)]
+
+
+def _head(mesh: Choice) -> str:
+    """The head of a column."""
+    return " ".join(mesh).replace("mesh.", "")
 
 
 def _short(ended: End, notes: list[str]) -> str:
@@ -186,19 +200,54 @@ def _short(ended: End, notes: list[str]) -> str:
     return f"**broken** {number}" if ended.broken else number
 
 
-def main(arguments: list[str]) -> int:
-    argparse.ArgumentParser("python -m tests.matrix", description=(__doc__ or "").split("\n")[0]).parse_args(arguments)
+NOTE = re.compile(r"(\d+)\. `(.*)`")
+
+
+def read(written: str, jobs: Iterable[Choice]) -> dict[Choice, End]:
+    """What a page says of these cells, as far as it has them."""
+    notes = {number: note for line in written.splitlines() for number, note in NOTE.findall(line)}
+    found: dict[tuple[str, ...], End] = {}
+    heads: list[str] = []
+    for row in ([cell.strip() for cell in line.split("|")[1:-1]] for line in written.splitlines() if line[:1] == "|"):
+        if not row[0]:
+            heads = row[2:]
+        for model, (mesh, text) in itertools.product(row[1].split(", "), zip(heads, row[2:], strict=True)):
+            if text == "ok":
+                found[row[0].strip("`"), model, mesh] = End("ok")
+            elif number := re.search(r"\((\d+)\)", text):
+                found[row[0].strip("`"), model, mesh] = End.of_note(notes[number[1]], text.startswith("**"))
+    keys = {job: (job[0], job[2].partition("=")[2], _head(job[3:])) for job in jobs}
+    return {job: found[key] for job, key in keys.items() if key in found}
+
+
+def chosen(cell: Choice, wanted: Sequence[str]) -> bool:
+    """Whether its row is of one of the engines or planners that are wanted: engine=pipeline, planner=uniform."""
+    return not wanted or cell[0].split()[0] in wanted
+
+
+def measured(jobs: Sequence[Choice]) -> Iterable[tuple[Choice, End]]:
+    """Run these cells, several at a time, and say of each how it ended."""
     with ThreadPoolExecutor(WORKERS) as workers:
-        found: list[dict[Choice, End]] = []
-        for jobs in (list(of_engines()), list(of_planners()), list(of_products())):
-            found.append({})
-            for number, (cell, ended) in enumerate(zip(jobs, workers.map(run, jobs), strict=True), start=1):
-                found[-1][cell] = ended
-                print(f"{number}/{len(jobs)} {' '.join(cell)} -> {ended.status} {ended.said}".rstrip(), flush=True)
-    files.write_text(PAGE, page(*found))
-    cells = {cell: ended for part in found for cell, ended in part.items()}
-    broken = [cell for cell, ended in cells.items() if ended.broken]
-    print(f"{len(cells)} cells, {len(broken)} broken; written to {PAGE}")
+        for number, (cell, ended) in enumerate(zip(jobs, workers.map(run, jobs), strict=True), start=1):
+            print(f"{number}/{len(jobs)} {' '.join(cell)} -> {ended.status} {ended.said}".rstrip(), flush=True)
+            yield cell, ended
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("python -m tests.matrix", description=(__doc__ or "").split("\n")[0])
+    for group in ("engine", "planner"):
+        parser.add_argument(f"--{group}", nargs="+", choices=names(group), default=[], help=f"rows of these {group}s")
+    options = parser.parse_args(arguments)
+    wanted = [*(f"engine={name}" for name in options.engine), *(f"planner={name}" for name in options.planner)]
+    written = PAGE.read_text(encoding="utf-8") if wanted else ""
+    parts: list[dict[Choice, End]] = []
+    ran: dict[Choice, End] = {}
+    for jobs in (list(of_engines()), list(of_planners()), list(of_products())):
+        ran |= (own := dict(measured([job for job in jobs if chosen(job, wanted)])))
+        parts.append(read(written, jobs) | own)
+    files.write_text(PAGE, page(*parts))
+    broken = sum(ended.broken for ended in ran.values())
+    print(f"{len(ran)} cells, {broken} broken; written to {PAGE}")
     return 1 if broken else 0
 
 

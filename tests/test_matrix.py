@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.config import registry
@@ -54,6 +56,39 @@ def test_models_that_end_the_same_way_share_a_row_and_equal_words_a_note() -> No
         "| `engine=e` | unet | (1) | **broken** (2) |",
     ]
     assert notes == ["none -> mesh.pipeline=1", "exit code 1, x: error: y"]
+
+
+def test_a_page_is_read_as_it_was_written() -> None:
+    """The committed one, and one with broken cells."""
+    jobs = [list(matrix.of_engines()), list(matrix.of_planners()), list(matrix.of_products())]
+    written = matrix.PAGE.read_text(encoding="utf-8")
+    assert matrix.page(*(matrix.read(written, own) for own in jobs)) == written
+    parts = [matrix.read(written, own) for own in jobs]
+    parts[0] |= dict.fromkeys(list(parts[0])[:20], End("exit code 1", "x: a, b"))
+    broken = matrix.page(*parts)
+    assert "**broken** (1)" in broken
+    assert matrix.page(*(matrix.read(broken, own) for own in jobs)) == broken
+
+
+def test_some_rows_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others stay, and notes are numbered again."""
+    before = matrix.PAGE.read_text(encoding="utf-8")
+    monkeypatch.setattr(matrix, "PAGE", tmp_path / "matrix.md")
+    matrix.PAGE.write_text(before, encoding="utf-8")
+    ran: list[matrix.Choice] = []
+
+    def run(cell: matrix.Choice) -> End:
+        ran.append(cell)
+        return End("infeasible", "mesh.data 2: first") if "model=gpt" in cell else End("ok")
+
+    monkeypatch.setattr(matrix, "run", run)
+    assert matrix.main(["--engine", "ddp", "single", "--planner", "summa"]) == 0
+    assert {cell[0] for cell in ran} == {"engine=ddp", "engine=single", "planner=summa"}
+    after = matrix.PAGE.read_text(encoding="utf-8")
+    others = [cell for cell in matrix.of_engines() if cell[0] not in ("engine=ddp", "engine=single")]
+    assert matrix.read(after, others) == matrix.read(before, others)
+    assert "| `engine=ddp` | gpt | (1) | (1) | (1) | (1) | (1) |" in after and "\n1. `first`\n" in after
+    assert "engine=ddp has no pipeline stages" not in after
 
 
 def test_every_engine_model_and_planner_is_there_once() -> None:

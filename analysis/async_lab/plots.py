@@ -59,6 +59,8 @@ def curves(runs: Sequence[Trained], times: Times) -> Figure:
 
 
 _DASHES: dict[str, style.Dash] = {"solid": "-", "dashed": "--", "dotted": ":", "dash-dotted": "--"}
+_MARKERS = {"solid": "o", "dashed": "s", "dotted": "^", "dash-dotted": "D"}
+"""A method of one depth has no line that shows its dash."""
 
 
 def _draw(axes: Axes, one: Trained, look: plotted.Look, update_s: float) -> None:
@@ -84,7 +86,8 @@ def depths(runs: Sequence[Trained]) -> Figure:
     for (label, of_depth), look in zip(lines.items(), plotted.looks(len(lines)), strict=True):
         points = dict.fromkeys(stages, of_depth[0]) if 0 in of_depth else dict(sorted(of_depth.items()))
         means = [mean(point) for point in points.values()]
-        axes[0, 0].plot([*points], means, color=look.colour, linestyle=_DASHES[look.dash], marker="o", label=label)
+        line, marker = _DASHES[look.dash], _MARKERS[look.dash]
+        axes[0, 0].plot([*points], means, color=look.colour, linestyle=line, marker=marker, label=label)
     axes[0, 0].set_xscale("log", base=2)
     axes[0, 0].set_xticks(stages, list(map(str, stages)))
     axes[0, 0].set(xlabel="stages", ylabel="loss after all updates", title=runs[0].scheme.model)

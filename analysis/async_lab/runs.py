@@ -28,6 +28,8 @@ SIMULATED = "gpt"
 DIVERGED = "Diverged"
 """The error of a run whose loss is no number."""
 SYNCHRONOUS = "flush"
+PREDICTIONS = {"own": "prediction", "round_trip": "prediction of the whole way"}
+"""What tables call engine.corrections.prediction."""
 
 
 @dataclass(frozen=True)
@@ -115,17 +117,18 @@ def copies_of(record: RunRecord) -> float:
     flights = engine.get("in_flight") or range(stages, 0, -1)
     own, every = Corrections(**corrections), engine.get("update_every") or 1
     kept = [copies(engine["versions"], count, every, own) for count in flights]
-    return statistics.fmean(kept) + own.keeps_update
+    return statistics.fmean(kept) + own.kept
 
 
 def _scheme(record: RunRecord) -> Scheme:
     engine, optimizer = record.config["engine"], record.config["optimizer"]
     corrections, versions = engine["corrections"], engine["versions"]
     parts = [versions]
-    parts += ["prediction"] if corrections["prediction"] else []
+    parts += [PREDICTIONS[corrections["prediction"]]] if corrections["prediction"] != "none" else []
     parts += ["error feedback"] if corrections["error_feedback"] else []
     parts += [f"look-ahead {ahead:g}"] if (ahead := corrections.get("look_ahead")) else []
     parts += ["lr by delay"] if corrections["lr_steps"] else []
+    parts += [f"discrepancy {base:g}"] if (base := corrections.get("discrepancy")) else []
     name = optimizer["name"] + (f" {optimizer['beta1']:g}" if optimizer.get("beta1") else "")
     name += f" {optimizer['momentum']:g}" if optimizer.get("momentum") else ""
     name += " nesterov" if optimizer.get("nesterov") else ""

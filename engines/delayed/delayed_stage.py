@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from harness.core.staleness import Corrections
 from harness.interfaces import SessionSpec
-from harness.runtime.delayed_optimizer import DelayedOptimizer, NewestWeights, predicted
+from harness.runtime.delayed_optimizer import DelayedOptimizer, NewestWeights, moved
 from harness.runtime.stage_module import StageModule
 from harness.runtime.training_state import optimizer_tensors
 
@@ -19,7 +19,7 @@ class DelayedStage(NewestWeights):
     with the update that made it if micro-batches predict from them."""
 
     def __init__(self, module: StageModule, spec: SessionSpec, corrections: Corrections) -> None:
-        self.number, self.prediction = module.number, corrections.prediction
+        self.number, self.predicts = module.number, corrections.predicts
         module.autocast = getattr(torch, spec.autocast) if spec.autocast else None
         self.module = module
         self.own = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in module.named_parameters()}
@@ -29,22 +29,22 @@ class DelayedStage(NewestWeights):
 
     @torch.no_grad()
     def use(self, version: int, newest: int, ahead: int) -> None:
-        """Compute with the weights after `version` updates from now on, predicted `ahead` updates further."""
+        """Compute with the weights after `version` updates from now on, moved `ahead` updates further."""
         if self.holds == (version, ahead):
             return
         self.holds = version, ahead
-        kept = self.history[version] if version < newest else self._newest()
+        kept = self.history[version] if version < newest else self._newest(moving=ahead != 0)
         for parameter, (weight, update) in zip(self.module.parameters(), kept, strict=True):
-            parameter.data.copy_(predicted(weight, update, ahead))
+            parameter.data.copy_(moved(weight, update, ahead))
 
-    def _newest(self) -> list[tuple[Tensor, Tensor | None]]:
-        last = self.optimizer.last_update
-        return [(own.detach(), last(own) if self.prediction else None) for own in self.own.values()]
+    def _newest(self, moving: bool) -> list[tuple[Tensor, Tensor | None]]:
+        movement = self.optimizer.movement
+        return [(own.detach(), movement(own) if moving else None) for own in self.own.values()]
 
     def update(self, delay: int, number: int, kept_since: int) -> None:
         """Make update `number` of the run; weights after fewer than `kept_since` updates are needed no more."""
         if kept_since <= number:
-            self.history[number] = [(weight.clone(), update) for weight, update in self._newest()]
+            self.history[number] = [(weight.clone(), update) for weight, update in self._newest(self.predicts)]
         for old in [version for version in self.history if version < kept_since]:
             del self.history[old]
         for own, parameter in zip(self.own.values(), self.module.parameters(), strict=True):

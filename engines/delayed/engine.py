@@ -44,6 +44,10 @@ class Config:
     """Stages of the pipeline whose delays the run has; all are on one device."""
     in_flight: list[int] | None = None
     """Micro-batches in flight in each stage, itself included; null: engine.stages in the first one, 1 in the last."""
+    way_back: list[int] | None = None
+    """Backward tasks that each stage begins from its own of a micro-batch to that of stage 0, for
+    engine.corrections.prediction=round_trip; null: half of what it has fewer in flight than stage 0, as where forward
+    and backward tasks take equally long."""
     versions: str = "stash"
     """With which weights a micro-batch computes: flush, 2bw, stash or none, as in engine=periodic. 2bw is a delay of
     one update whatever is in flight; a pipeline needs in_flight - 1 micro-batches for an update to have no more."""
@@ -59,6 +63,10 @@ class Config:
         """Micro-batches in flight in each stage."""
         return list(self.in_flight) if self.in_flight else list(range(self.stages, 0, -1))
 
+    def ways_back(self) -> list[int]:
+        """Backward tasks that each stage begins until a micro-batch has gone from it to stage 0."""
+        return list(self.way_back) if self.way_back else staleness.ways_back(self.flights())
+
 
 def check(config: Config) -> list[Problem]:
     """Values that no run can have."""
@@ -67,10 +75,10 @@ def check(config: Config) -> list[Problem]:
         *at_least("engine.stages", config.stages, 1),
     ]
     found += at_least("engine.update_every", config.update_every, 1)
-    counts = config.in_flight or []
-    if config.in_flight is not None and (len(counts) != config.stages or min(counts, default=0) < 1):
-        message = f"must be a number of at least 1 for each of engine.stages {config.stages}"
-        found.append(Problem("engine.in_flight", config.in_flight, message, ({"engine.in_flight": None},)))
+    for name, counts, least in (("in_flight", config.in_flight, 1), ("way_back", config.way_back, 0)):
+        if counts is not None and (len(counts) != config.stages or min(counts, default=0) < least):
+            message = f"must be a number of at least {least} for each of engine.stages {config.stages}"
+            found.append(Problem(f"engine.{name}", counts, message, ({f"engine.{name}": None},)))
     return found
 
 
@@ -156,11 +164,11 @@ class DelayedEngine(Engine):
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         """The weights that compute, and the newest ones; `copies` knows how many older ones there are."""
-        return replace(model, versions=2, optimizer=model.optimizer + self.config.corrections.keeps_update)
+        return replace(model, versions=2, optimizer=model.optimizer + self.config.corrections.kept)
 
     def copies(self, plan: Plan) -> tuple[int, ...]:
         """The weights that compute, the newest ones, and older ones, with their updates to predict from."""
-        each = 1 + self.config.corrections.prediction
+        each = 1 + self.config.corrections.predicts
         return tuple(2 + late * each for late in self._late(plan))
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engines.delayed.delayed_stage import DelayedStage
 from harness.core.plan import Plan
-from harness.core.staleness import Delay, delay
+from harness.core.staleness import Delay, delay, ended
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn.tied import moved
 from harness.runtime.autograd import new_leaf
@@ -39,7 +39,7 @@ class DelayedSession(LocalSession):
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config, every: int) -> None:
         super().__init__(model, plan, spec)
         self.config, self.every = config, every
-        self.flights = config.flights()
+        self.flights, self.ways_back = config.flights(), config.ways_back()
         self.updates, self.first = 0, 0
         self.finished: list[int] = []
 
@@ -61,7 +61,7 @@ class DelayedSession(LocalSession):
             samples = sum(map(len, group))
             late = [0] * len(self.stages)
             for i, part in enumerate(group, begin):
-                delays = self.delays()
+                delays = self.delays([self._end(way, i, begin, len(parts)) for way in self.ways_back])
                 losses.append(self._task(i, part, delays, samples))
                 shares.append(samples / len(batch))
                 late = [max(pair) for pair in zip(late, (one.updates for one in delays), strict=True)]
@@ -74,13 +74,22 @@ class DelayedSession(LocalSession):
         for stage in self.stages:
             stage.drain()
 
-    def delays(self) -> list[Delay]:
-        """The weights of the next micro-batch in each stage."""
-        return [self._delay(flight, self.updates, self.finished) for flight in self.flights]
+    def delays(self, ends: Sequence[int]) -> list[Delay]:
+        """The weights of the next micro-batch in each stage, which has made `ends` updates when that ends its way."""
+        return [
+            self._delay(flight, self.updates, self.finished, end)
+            for flight, end in zip(self.flights, ends, strict=True)
+        ]
 
-    def _delay(self, flight: int, updates: int, finished: list[int]) -> Delay:
+    def _delay(self, flight: int, updates: int, finished: list[int], end: int = 0) -> Delay:
         before = finished[-flight] if flight <= len(finished) else self.first
-        return delay(self.config.versions, updates, before, updates, self.first)
+        return delay(self.config.versions, updates, before, updates, self.first, end)
+
+    def _end(self, way_back: int, i: int, begin: int, micro_batches: int) -> int:
+        """Updates of a stage when micro-batch i of a step ends its way; its group begins with micro-batch `begin`."""
+        if self.config.drain:
+            return self.first + ended(i, way_back, self.every, micro_batches)
+        return self.updates + ended(i - begin, way_back, self.every)
 
     def _finish(self, ends_group: bool) -> None:
         """A micro-batch has been through all stages."""
@@ -101,7 +110,7 @@ class DelayedSession(LocalSession):
         tasks: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
         for stage, one in zip(self.stages, delays, strict=True):
             with self._task_of(stage, "F", i):
-                stage.use(one.forward, self.updates, one.group - one.forward)
+                stage.use(one.forward, self.updates, self.config.corrections.ahead(one)[0])
                 leaves = tuple(map(new_leaf, value)) if stage.number else value
                 outs = self._outputs(stage, i, leaves, part.targets, samples)
                 tasks.append((leaves, outs))
@@ -110,7 +119,7 @@ class DelayedSession(LocalSession):
         for stage, one in zip(reversed(self.stages), reversed(delays), strict=True):
             with self._task_of(stage, "B", i):
                 if one.backward != one.forward:
-                    stage.use(one.backward, self.updates, one.group - one.backward)
+                    stage.use(one.backward, self.updates, self.config.corrections.ahead(one)[1])
                 leaves, outs = tasks.pop()
                 _backward(outs, gradients)
                 gradients = tuple(leaf.grad for leaf in leaves) if stage.number else ()
@@ -150,7 +159,7 @@ class DelayedSession(LocalSession):
 
     def _pipeline(self) -> list[Any]:
         """What a state must be of to go on with what is in flight."""
-        return [self.config.versions, self.flights, self.every, self.config.drain, self.config.corrections.prediction]
+        return [self.config.versions, self.flights, self.every, self.config.drain, self.config.corrections.predicts]
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Take a state; from one of another engine, or of other stages, an empty pipeline goes on."""

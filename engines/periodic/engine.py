@@ -29,7 +29,7 @@ from typing import ClassVar
 from engines.periodic import weight_versions
 from harness.core import divisors, staleness
 from harness.core.cluster import Cluster
-from harness.core.memory_model import MemoryModel
+from harness.core.memory_model import MemoryModel, updating
 from harness.core.model_profile import ModelProfile
 from harness.core.op import Kind, Op
 from harness.core.pattern import Pattern
@@ -146,20 +146,26 @@ class PeriodicEngine(Engine):
         return weight_versions.allowed(weight_versions.schedule(plan, plan.pattern, m, m), m)[0]
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        """Copies of the weights, as many as the first stage has with a micro-batch in flight for each stage."""
+        """Copies of the weights, as many as the first stage has with a micro-batch in flight for each stage. An update
+        uses up its gradients; corrections need the weights before it."""
         config = self.config
         versions = staleness.copies(config.versions, mesh.pipeline, config.update_every or 1, config.corrections)
-        return replace(model, versions=versions, optimizer=model.optimizer + config.corrections.keeps_update)
+        return replace(
+            model,
+            versions=versions,
+            optimizer=model.optimizer + config.corrections.kept,
+            freed=True,
+            updating=(float(config.corrections.kept > 0), updating(model)),
+        )
 
     def copies(self, plan: Plan) -> tuple[int, ...]:
-        """Each stage's versions, which its micro-batches in flight need, and the newest if these predict from them."""
+        """Each stage's versions, which its micro-batches in flight need, and the newest if corrections move them."""
         if plan.pattern is None:
             return ()
-        every, ahead = self.update_every(plan), self.config.corrections.prediction
+        every, corrections = self.update_every(plan), self.config.corrections
         order = weight_versions.schedule(plan, plan.pattern, plan.micro_batches, every)
-        tasks = weight_versions.tasks_of(order)
-        counts = [weight_versions.copy_plan(own, self.config.versions, every, ahead).count for own in tasks]
-        return tuple(count + ahead for count in counts)
+        plans = weight_versions.copy_plans(order, plan.pattern, self.config.versions, every, corrections)
+        return tuple(one.count + corrections.apart for one in plans)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.periodic.session import PeriodicSession

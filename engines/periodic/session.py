@@ -24,7 +24,6 @@ from harness.runtime.gradient_norms import UpdateNorms
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.stage_module import stage_modules
-from harness.schedule import Schedule
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
 
@@ -80,15 +79,12 @@ class PeriodicSession(LocalSession):
             cuts = tuple(Transfer(number, number + 1) for number in range(len(self.stages) - 1))
             schedule = weight_versions.schedule(self.plan, self.pattern, micro_batches, self.every, cuts)
             refuse(validation_errors(schedule), "this pattern")
-            self.programs[micro_batches] = Program(schedule), self._copies(schedule)
+            copies = weight_versions.copy_plans(schedule, self.pattern, self.versions, self.every, self.corrections)
+            self.programs[micro_batches] = Program(schedule), copies
         program, copies = self.programs[micro_batches]
         for stage, own in zip(self.stages, copies, strict=True):
             stage.prepare(own)
         return program
-
-    def _copies(self, schedule: Schedule) -> list[CopyPlan]:
-        ahead, tasks = self.corrections.prediction, weight_versions.tasks_of(schedule)
-        return [weight_versions.copy_plan(own, self.versions, self.every, ahead) for own in tasks]
 
     def held_by_device(self) -> dict[int, list[Tensor]]:
         held: dict[int, list[Tensor]] = defaultdict(list)

@@ -22,7 +22,7 @@ class VersionedStage(NewestWeights):
     parameters. Used by one queue, or between steps.
 
     The optimizer owns parameters of its own. They look at the copy with the newest version: its state is one, whichever
-    that is. Where micro-batches compute with predicted weights, the newest ones are apart from all copies.
+    that is. Where micro-batches compute with weights that corrections have moved, the newest are apart from all copies.
 
         copies[0]  W0 -- groups 0, 1 --> W2 ---- group 3 ---->      engine.versions=2bw
         copies[1]          W1 ---- group 2 ----> W3
@@ -30,12 +30,12 @@ class VersionedStage(NewestWeights):
     """
 
     def __init__(self, module: StageModule, device: torch.device, spec: SessionSpec, corrections: Corrections) -> None:
-        self.number, self.device, self.prediction = module.number, device, corrections.prediction
+        self.number, self.device, self.apart = module.number, device, corrections.apart
         module.autocast = getattr(torch, spec.autocast) if spec.autocast else None
         self.copies = [module]
         self.newest = 0
         self.own = {
-            name: nn.Parameter(p.detach().clone() if self.prediction else p.data, p.requires_grad)
+            name: nn.Parameter(p.detach().clone() if self.apart else p.data, p.requires_grad)
             for name, p in module.named_parameters()
         }
         self.optimizer = DelayedOptimizer(self.own, spec.optimizer, corrections)
@@ -51,7 +51,7 @@ class VersionedStage(NewestWeights):
         self.optimizer.optimizer.zero_grad(set_to_none=True)
         for copied in self.copies:
             copied.zero_grad(set_to_none=True)
-        if self.prediction:
+        if self.apart:
             self._predict(0)
         elif (first := self.plan.newest[0]) != self.newest:
             self.copies[first], self.copies[self.newest] = self.copies[self.newest], self.copies[first]
@@ -59,16 +59,14 @@ class VersionedStage(NewestWeights):
 
     def forward_module(self, i: int) -> StageModule:
         """The layers with the weights for the forward task of micro-batch i."""
-        one = self.plan.delays[i]
-        self._predict_now(one.group - one.forward)
+        self._move_now(self.plan.ahead[i][0])
         return self.module(i)
 
     @contextmanager
     def backward(self, i: int) -> Iterator[None]:
         """Within it the layers have the weights for the backward task of micro-batch i, and the gradients of its group
         before it, to which the task adds its own."""
-        one = self.plan.delays[i]
-        self._predict_now(one.group - one.backward)
+        self._move_now(self.plan.ahead[i][1])
         pairs = list(zip(self.module(i).parameters(), self.own.values(), strict=True))
         for parameter, own in pairs:
             parameter.grad = own.grad
@@ -82,18 +80,18 @@ class VersionedStage(NewestWeights):
 
     def update(self, group: int) -> None:
         """The newest weights and the gradient of a group make the next weights."""
-        if not self.prediction and (place := self.plan.newest[group + 1]) != self.newest:
+        if not self.apart and (place := self.plan.newest[group + 1]) != self.newest:
             self._write(place, self.own.values())
             self._look_at(place)
         self.optimizer.step(self.plan.late[group], self.updates + group)
-        if self.prediction:
+        if self.apart:
             self._predict(group + 1)
 
     def held(self) -> Iterator[Tensor]:
         """Every tensor that the stage keeps between steps."""
         for copied in self.copies:
             yield from copied.parameters()
-        yield from self.own.values() if self.prediction else ()
+        yield from self.own.values() if self.apart else ()
         yield from self.copies[0].buffers()
         yield from optimizer_tensors([self.optimizer.optimizer])
 
@@ -106,9 +104,9 @@ class VersionedStage(NewestWeights):
         for place, ahead in self.plan.predicted[update]:
             self._write(place, self.optimizer.weights(ahead))
 
-    def _predict_now(self, ahead: int) -> None:
+    def _move_now(self, ahead: int) -> None:
         """Without versions the only copy gets its weights before each task."""
-        if self.prediction and not any(self.plan.predicted):
+        if self.apart and not any(self.plan.predicted):
             self._write(0, self.optimizer.weights(ahead))
 
     def _write(self, place: int, weights: Iterable[Tensor]) -> None:

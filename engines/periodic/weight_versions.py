@@ -15,6 +15,7 @@ So group k + 2 needs what group k makes, and a stage must be through with group 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,12 +24,14 @@ from harness.core import divisors
 from harness.core.op import Op
 from harness.core.pattern import Pattern
 from harness.core.plan import Plan
-from harness.core.staleness import Delay, delay, of_group
+from harness.core.staleness import Corrections, Delay, delay, ended, of_group
 from harness.schedule import Schedule
 from harness.schedule.builders.periodic import unrolled
 from harness.schedule.transfers import Transfer
 
 COPIES_OF_2BW = 2
+TIE = 1e-9
+"""Tasks that begin so much of a period apart begin at once."""
 
 
 def schedule(
@@ -73,12 +76,13 @@ def allowed(order: Schedule, micro_batches: int) -> list[int]:
 class CopyPlan:
     """What the copies of one stage's weights hold during a step, each known by its number.
 
-    `delays[i]` are the weights of micro-batch i, `copies[i]` is the copy that it computes with. After k updates the
-    newest weights are in copy `newest[k]`; with predicted weights they are apart, and `predicted[k]` lists the copies
-    that get them, each with how many updates ahead. `late[k]` is the delay of update k. There are `count` copies.
+    `ahead[i]` says how many updates further than those that it finds the weights of the forward and of the backward
+    task of micro-batch i are moved, `copies[i]` is the copy that it computes with. After k updates the newest weights
+    are in copy `newest[k]`; with predicted weights they are apart, and `predicted[k]` lists the copies that get them,
+    each with how many updates ahead. `late[k]` is the delay of update k. There are `count` copies.
     """
 
-    delays: list[Delay]
+    ahead: list[tuple[int, int]]
     copies: list[int]
     newest: list[int]
     predicted: list[list[tuple[int, int]]]
@@ -95,26 +99,52 @@ def tasks_of(order: Schedule) -> list[list[Op]]:
     return [own for _, own in sorted(found.items())]
 
 
-def copy_plan(tasks: Sequence[Op], versions: str, every: int, prediction: bool) -> CopyPlan:
+def copy_plans(
+    order: Schedule, pattern: Pattern, versions: str, every: int, corrections: Corrections
+) -> list[CopyPlan]:
+    """The copies of each stage."""
+    return [
+        copy_plan(own, versions, every, corrections, way_back)
+        for own, way_back in zip(tasks_of(order), ways_back(pattern), strict=True)
+    ]
+
+
+def ways_back(pattern: Pattern) -> list[int]:
+    """Backward tasks that each stage begins after that of a micro-batch, and not later than stage 0 begins its own:
+    updates that are made until the micro-batch ends its way (`harness.core.staleness.ended`)."""
+    starts = {
+        placed.op.stage: placed.shift + placed.start_s / pattern.period_s
+        for placed in pattern.ops
+        if placed.op.kind == "B"
+    }
+    return [max(0, math.floor(starts[0] - start + TIE)) for _, start in sorted(starts.items())]
+
+
+def copy_plan(tasks: Sequence[Op], versions: str, every: int, corrections: Corrections, way_back: int) -> CopyPlan:
     """The copies of a stage with these `tasks`, in the order in which its device runs them."""
-    delays = stage_delays(tasks, versions, every)
+    delays = stage_delays(tasks, versions, every, way_back)
+    ahead = list(map(corrections.ahead, delays))
     groups = [delays[first : first + every] for first in range(0, len(delays), every)]
     late = [of_group(group) for group in groups]
     if versions == "none":  # one copy, which gets its weights before each task
         nothing: list[list[tuple[int, int]]] = [[] for _ in range(len(groups) + 1)]
-        return CopyPlan(delays, [0] * len(delays), [0] * len(nothing), nothing, late, 1)
-    found = _Copies(tasks, delays, prediction).plan(late)
+        return CopyPlan(ahead, [0] * len(delays), [0] * len(nothing), nothing, late, 1)
+    found = _Copies(tasks, delays, ahead, corrections.predicts).plan(late)
     return replace(found, count=max(found.count, COPIES_OF_2BW)) if versions == "2bw" else found
 
 
-def stage_delays(tasks: Sequence[Op], versions: str, every: int) -> list[Delay]:
-    """The weights of each micro-batch of a stage with these `tasks`."""
+def stage_delays(tasks: Sequence[Op], versions: str, every: int, way_back: int = 0) -> list[Delay]:
+    """The weights of each micro-batch of a stage with these `tasks`, of which `way_back` backward tasks begin until a
+    micro-batch ends its way."""
     updates, before = 0, {}
     for op in tasks:
         updates += op.kind == "step"
         before[op.kind, op.micro_batch] = updates
     count = sum(op.kind == "F" for op in tasks)
-    return [delay(versions, i // every, before["F", i], before["B", i]) for i in range(count)]
+    return [
+        delay(versions, i // every, before["F", i], before["B", i], end=ended(i, way_back, every, count))
+        for i in range(count)
+    ]
 
 
 Key = tuple[int, int]
@@ -127,6 +157,7 @@ class _Copies:
 
     tasks: Sequence[Op]
     delays: list[Delay]
+    ahead: list[tuple[int, int]]
     prediction: bool
     last_use: dict[Key, int] = field(default_factory=dict)
     holds: list[Key] = field(default_factory=list)
@@ -138,7 +169,7 @@ class _Copies:
         for place, op in enumerate(self.tasks):
             if op.kind == "B":
                 assert op.micro_batch is not None
-                key = self._key(self.delays[op.micro_batch])
+                key = self._key(op.micro_batch)
                 self.last_use[key] = place
                 wanted[key[0]].add(key)
         made = [-1, *(place for place, op in enumerate(self.tasks) if op.kind == "step")]
@@ -147,14 +178,14 @@ class _Copies:
             for key in sorted(wanted[update]):
                 where[key] = self._free_copy(place, where.get((update - 1, 0)))
                 self.holds[where[key]] = key
-        copies = [where[self._key(one)] for one in self.delays]
+        copies = [where[self._key(i)] for i in range(len(self.delays))]
         newest = [] if self.prediction else [where[update, 0] for update in range(len(made))]
         ahead = [[(where[key], key[1]) for key in sorted(wanted[update])] for update in range(len(made))]
         predicted = ahead if self.prediction else [[] for _ in made]
-        return CopyPlan(self.delays, copies, newest, predicted, late, len(self.holds))
+        return CopyPlan(self.ahead, copies, newest, predicted, late, len(self.holds))
 
-    def _key(self, one: Delay) -> Key:
-        return one.forward, one.updates if self.prediction else 0
+    def _key(self, i: int) -> Key:
+        return self.delays[i].forward, self.ahead[i][0]
 
     def _free_copy(self, place: int, before: int | None) -> int:
         """A copy that no later task needs, first of all the one with the weights `before` the update."""

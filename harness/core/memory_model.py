@@ -22,6 +22,8 @@ class MemoryModel(Document):
     With `flat` all gradients are in one buffer, into which those of the first micro-batch are copied, too.
     `versions` copies of the weights are kept, or as many as `copies` lists for each stage of a plan; `reducing` are
     further gradients during the all-reduce over replicas.
+    With `freed` an update frees the gradients, which only come again with the next backward task, layer by layer, and
+    it works with `updating` bytes for each byte of a stage's parameters and of its largest one.
     `activations` says what a task keeps until its backward pass: the `inputs` of its layers (MadPipe's model) or all
     `saved` tensors. `reserve_bytes` are kept free on each device. `messages`: what arrives has a buffer until it has
     been used ("passing"), and in addition one that is "posted" for the next one (`engines.myelin`); or one buffer for
@@ -40,6 +42,8 @@ class MemoryModel(Document):
     flat: bool = False
     versions: int = 1
     copies: tuple[int, ...] = ()
+    freed: bool = False
+    updating: tuple[float, float] = (0.0, 0.0)
     activations: Literal["inputs", "saved"] = "saved"
     messages: Literal["passing", "posted", "copied", "kept"] = "passing"
     reserve_bytes: int = 0
@@ -108,6 +112,16 @@ NAMED = {
         MemoryModel("madpipe_paper", weights=3.0, gradients=0.0, activations="inputs"),
     )
 }
+
+
+OF_ADAM = 2.0
+"""What a step of torch's Adam works with at once, for each byte of a parameter: the root of its second moment, and that
+divided. SGD adds in place; so do fused kernels, which are not known here."""
+
+
+def updating(model: MemoryModel) -> float:
+    """Returns the bytes that a step of the optimizer works with for each byte of the parameter that it updates."""
+    return OF_ADAM if model.name == "adam_fp32" else 0.0
 
 
 def named(name: str, optimizer: str = "sgd", momentum: float = 0.0) -> MemoryModel:

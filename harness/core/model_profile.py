@@ -321,6 +321,12 @@ class ModelProfile(Document):
         held = [self.layers[number] for number in layers]
         return sum(layer.param_bytes for layer in held) - _repeated(one for layer in held for one in layer.tied)
 
+    def largest_parameter(self, first: int, last: int) -> int:
+        """Returns the bytes of the largest parameter of the layers `first`..`last`: the largest weight of a matmul; of
+        a layer without any, all its parameters."""
+        layers = self.layers[first : last + 1]
+        return max(max((p.weight_bytes for p in one.products), default=0) or one.param_bytes for one in layers)
+
     def held(self, first: int, last: int) -> Held:
         """Returns what the layers `first`..`last` hold; tied weights count once in bytes alone."""
         layers = self.layers[first : last + 1]

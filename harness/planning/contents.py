@@ -19,6 +19,8 @@ WORDS = {
     "to be sent": "activations to be sent",
     "working": "gradients of activations",
     "reducing": "gradients being reduced",
+    "gradients of an update": "gradients",
+    "updating": "work of the optimizer",
 }
 """Words for what `harness.simulator.memory_timeline` and memory models call otherwise."""
 SMALL = 0.01

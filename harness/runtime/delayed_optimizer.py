@@ -17,6 +17,8 @@ from harness.runtime.training_state import load_optimizer_state, make_optimizer,
 
 LAST = "last_update"
 """The key of the last update in the optimizer's state of a parameter: so it is saved and loaded with it."""
+MEAN = "mean_change"
+"""That of the moving average of a weight's changes."""
 
 
 class DelayedOptimizer:
@@ -32,7 +34,7 @@ class DelayedOptimizer:
         afterwards."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * self.corrections.lr_factor(delay, number)
-        if self.corrections.keeps_update:
+        if self.corrections.kept:
             self._step_and_keep(delay)
         else:
             self.optimizer.step()
@@ -47,18 +49,24 @@ class DelayedOptimizer:
             update, state = parameter - old, self.optimizer.state[parameter]
             if (repeated := self.corrections.repeated(delay)) and LAST in state:
                 parameter.add_(update - state[LAST], alpha=repeated)
-            state[LAST] = update
+            if self.corrections.keeps_update:
+                state[LAST] = update
+            if self.corrections.discrepancy:
+                gamma = self.corrections.gamma(delay)
+                change = (parameter - old) * (1 - gamma)
+                state[MEAN] = change.add_(state[MEAN], alpha=gamma) if MEAN in state else change
 
     @torch.no_grad()
     def weights(self, distance: int) -> Iterator[Tensor]:
-        """The newest weights, or, `distance` updates ahead, predicted ones."""
+        """The newest weights, moved by so many updates: predicted ones, or, where it is negative, earlier ones."""
         for parameter in self.parameters:
-            yield predicted(parameter, self.last_update(parameter), distance)
+            yield moved(parameter, self.movement(parameter), distance)
 
-    def last_update(self, parameter: nn.Parameter) -> Tensor | None:
-        """The last update of a weight; None before the first one."""
+    def movement(self, parameter: nn.Parameter) -> Tensor | None:
+        """What stands for an update of a weight, to move it: the last one, or the mean change where discrepancies are
+        corrected; None before the first update."""
         state = self.optimizer.state
-        return state[parameter].get(LAST) if parameter in state else None
+        return state[parameter].get(MEAN if self.corrections.discrepancy else LAST) if parameter in state else None
 
 
 class NewestWeights(ABC):
@@ -98,6 +106,6 @@ def whole_state(stages: Sequence[NewestWeights], names: Sequence[str]) -> dict[s
     }
 
 
-def predicted(weight: Tensor, update: Tensor | None, distance: int) -> Tensor:
-    """The weight after so many more updates as the last one."""
+def moved(weight: Tensor, update: Tensor | None, distance: int) -> Tensor:
+    """The weight after so many more updates like this one, or before them."""
     return weight if update is None or not distance else torch.add(weight, update, alpha=distance)

@@ -7,6 +7,8 @@
     B                                         |== working ====|      in halves: all that the first one works with
     W                                              |= delayed =|      for the gradients of the weights
     collective                                                |= reducing =|
+    first B of an update, step                        |== gradients ==|    where an update frees them
+    step                                                     | updating |
 
 Where messages are "posted", "copied" or "kept" (`harness.core.memory_model`), buffers for them are always allocated.
 
@@ -74,8 +76,11 @@ class _Changes:
             self.what += (what, what)
 
 
-NAMES = ("saved", "checkpoints", "received", "to be sent", "outputs", "working", "reducing")
-SAVED, CHECKPOINTS, RECEIVED, SENT, OUTPUTS, WORKING, REDUCING = range(7)
+NAMES = (
+    *("saved", "checkpoints", "received", "to be sent", "outputs", "working", "reducing"),
+    *("gradients of an update", "updating"),
+)
+SAVED, CHECKPOINTS, RECEIVED, SENT, OUTPUTS, WORKING, REDUCING, GRADIENTS, UPDATING = range(9)
 SUMS = (("all_reduce", DATA), ("reduce_scatter", DATA))
 """Collectives that reduce gradients over replicas."""
 KEPT_MICRO_BATCHES = 2
@@ -140,9 +145,16 @@ class _MemoryTimeline(HeldBytes):
         self.backward = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "B"}
         self.forward = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "F"}
         self.weights = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "W"}
-        self.first_backward = {  # of each stage
-            stage: min(nodes, key=lambda node: start_s[node]) for stage, nodes in _by_stage(graph, "B").items()
+        self.first_backward = {  # of each stage, which finds no gradients
+            min(nodes, key=lambda node: start_s[node]) for nodes in _by_stage(graph, "B").values()
         }
+        self.first_of_update: dict[int, int] = {}  # the first backward task of each update
+        for stage, nodes in _by_stage(graph, "step").items() if memory.freed else ():
+            begin = 0
+            for node in sorted(nodes, key=lambda node: graph.ops[node].micro_batch or 0):
+                self.first_of_update[node] = self.backward[stage, begin]
+                begin = (graph.ops[node].micro_batch or 0) + 1
+        self.first_backward |= set(self.first_of_update.values())
         self.streams = any(queue.name == "copy in" and between_devices(queue.ops) for queue in schedule.queues)
         self.recomputed = {(op.stage, op.micro_batch) for op in graph.ops if op.kind == "R"}
 
@@ -167,13 +179,17 @@ class _MemoryTimeline(HeldBytes):
             elif kind == "collective" and split_part(op.part) in SUMS:
                 size = self.reducing(op.stage)
                 self.changes(op.stage).hold(self.start_s[node], self.end_s[node], size, REDUCING)
+            elif node in self.first_of_update and self.whole:
+                start, end, sizes = self.end_s[self.first_of_update[node]], self.end_s[node], self.stages[op.stage]
+                self.changes(op.stage).hold(start, end, sizes.gradients, GRADIENTS)
+                self.changes(op.stage).hold(self.start_s[node], end, sizes.updating, UPDATING)
 
     def working(self, node: int, op: Op) -> int:
         """Returns what a backward pass works with, or its half for the inputs."""
         sizes = self.stages[op.stage]
         if (op.stage, op.micro_batch) in self.weights:
             return sizes.inputs_working
-        return sizes.first_working if self.first_backward[op.stage] == node else sizes.working
+        return sizes.first_working if node in self.first_backward else sizes.working
 
     def changes(self, stage: int) -> _Changes:
         return self.changes_of[self.plan.stages[stage].device]

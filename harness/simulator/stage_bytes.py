@@ -15,19 +15,21 @@ Arriving = dict[tuple[int, bool], dict[str, int]]
 input, and the gradient of its output."""
 
 
-def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: float = 0.0) -> int:
+def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: float = 0.0, kept: float = 0.0) -> int:
     """Returns the bytes that the backward pass of `first`..`last` needs at its peak beyond what it frees, layer by
     layer:
 
     saved by   first ... l | gradients of l's output, input and parameters, and of inner skips that pass over l
                            | what else l works with (`LayerProfile.working_bytes`)
 
-    The new gradient of parameters (`accumulated` times their bytes) coexists with the one that it is added to.
+    The new gradient of parameters (`accumulated` times their bytes) coexists with the one that it is added to. Where
+    there are none yet, `kept` times their bytes stay of each layer.
     """
-    saved = beyond = 0
+    saved = beyond = parameters = 0
     for number, gradients in _gradients(profile, first, last):
         layer = profile.layers[number]
-        needed = gradients + round(layer.param_bytes * accumulated) + layer.working_bytes
+        parameters += layer.param_bytes
+        needed = gradients + round(layer.param_bytes * accumulated + parameters * kept) + layer.working_bytes
         beyond = max(beyond, needed - saved)
         saved += layer.saved_bytes
     return beyond
@@ -57,7 +59,8 @@ class StageBytes:
 
     `checkpoint` is that of a task that will be recomputed, `delayed` what a backward task leaves for that of the
     weights, `first_working` that of the first backward task, which finds no gradients to add to (but a flat buffer),
-    `inputs_working` that of one for the inputs alone.
+    `inputs_working` that of one for the inputs alone. Where updates free the gradients, `gradients` are those of a
+    stage; there `updating` is what an update works with.
     """
 
     checkpoint: int
@@ -67,6 +70,8 @@ class StageBytes:
     first_working: int
     working: int
     inputs_working: int
+    gradients: int = 0
+    updating: int = 0
 
 
 class HeldBytes:
@@ -109,10 +114,26 @@ class HeldBytes:
             task,
             self.output_bytes(number),
             memory.delayed_bytes(profile, stage.first, stage.last),
-            working_bytes(profile, stage.first, stage.last, accumulated if memory.flat else 0.0),
+            working_bytes(
+                profile,
+                stage.first,
+                stage.last,
+                accumulated if memory.flat else 0.0,
+                memory.gradients if memory.freed else 0.0,
+            ),
             working_bytes(profile, stage.first, stage.last, accumulated),
             inputs_working_bytes(memory, profile, stage.first, stage.last),
+            *self.update_bytes(stage),
         )
+
+    def update_bytes(self, stage: Stage) -> tuple[int, int]:
+        """Returns the bytes of a stage's gradients, which an update frees, and of what it works with."""
+        if not self.memory.freed:
+            return 0, 0
+        parameters = self.profile.parameter_bytes(stage.first, stage.last)
+        largest = self.profile.largest_parameter(stage.first, stage.last)
+        of_all, of_largest = self.memory.updating
+        return round(self.memory.gradients * parameters), round(of_all * parameters + of_largest * largest)
 
     def output_bytes(self, number: int) -> int:
         """Returns the bytes of the model's output, which waits for the loss, or of what the loss keeps of it.
@@ -131,6 +152,8 @@ class HeldBytes:
         layers = [number for stage in held for number in range(stage.first, stage.last + 1)]
         numbers = [number for number, stage in enumerate(self.plan.stages) if stage.device == device]
         parts = self.memory.state_parts(self.profile, layers)
+        if self.memory.freed:
+            parts["gradients"] = 0
         if self.memory.copies:
             parts["weights"] = sum(self.copies(number) for number in numbers)
         if self.whole and self.plan.stages[0] in held:

@@ -29,7 +29,8 @@ class Reported:
 @dataclass
 class Pipeline:
     """`balance` layers in each stage, `flights` micro-batches in flight, `every` micro-batches for an update. It drains
-    at the end of each step if `drain`. `corrections` are those of the engines, by name."""
+    at the end of each step if `drain`. `corrections` are those of the engines, by name. Stage j begins `ways_back[j]`
+    backward tasks more until a micro-batch has gone from it to stage 0."""
 
     micro_batches: int
     every: int
@@ -38,6 +39,7 @@ class Pipeline:
     versions: str = "2bw"
     drain: bool = True
     corrections: dict[str, Any] = field(default_factory=dict)
+    ways_back: Sequence[int] = (0,)
 
     def versions_of(self, j: int, n: int, start: int) -> tuple[int, int]:
         """After how many updates stage j has the weights for both tasks of micro-batch n, of those since the pipeline
@@ -51,6 +53,16 @@ class Pipeline:
             "none": (start + done, start + group),
         }[self.versions]
 
+    def target(self, j: int, n: int, start: int) -> int:
+        """Of which update the weights are that stage j predicts for micro-batch n."""
+        group = start + n // self.every
+        if self.corrections.get("prediction") != "round_trip" or self.versions == "flush":
+            return group
+        through = n + 1 + self.ways_back[j]
+        total = self.micro_batches if self.drain else through + self.every
+        ends = [min(first + self.every, total) for first in range(0, total, self.every)]
+        return max(group, start + sum(end <= through for end in ends) - 1)
+
 
 def train(model: Model, spec: SessionSpec, batches: Sequence[Batch], pipe: Pipeline) -> Reported:
     """Each micro-batch through the whole model, each weight as old as that of its stage."""
@@ -59,6 +71,7 @@ def train(model: Model, spec: SessionSpec, batches: Sequence[Batch], pipe: Pipel
     newest = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in layers.named_parameters()}
     optimizers = {j: _optimizer([p for n, p in newest.items() if stage[n] == j], spec) for j in set(stage.values())}
     weights, moves = [_copied(newest)], [dict[str, Tensor]()]  # after k updates, and the update that made them
+    means = [{name: torch.zeros_like(w) for name, w in weights[0].items()}]  # PipeMare's delta
     reported, start, seen = Reported(), 0, 0
     for step, batch in enumerate(batches):
         if pipe.drain:
@@ -78,17 +91,24 @@ def train(model: Model, spec: SessionSpec, batches: Sequence[Batch], pipe: Pipel
             used = [
                 {name: pipe.versions_of(j, seen + i, start) for name, j in stage.items()} for i in range(len(group))
             ]
+            targets_of = [
+                {name: pipe.target(j, seen + i, start) for name, j in stage.items()} for i in range(len(group))
+            ]
             gradients: Named = {}
             for i, (inputs, targets) in enumerate(group):
                 own = {
-                    name: _weight(weights, moves, name, versions[0], number, pipe) for name, versions in used[i].items()
+                    name: _weight(weights, moves, name, versions[0], targets_of[i][name], pipe)
+                    for name, versions in used[i].items()
                 }
                 leaves = {name: w.clone().requires_grad_(newest[name].requires_grad) for name, w in own.items()}
                 with dropout.keyed(spec.seed, step, first + i):
                     out = functional_call(layers, leaves, (_own(inputs, spec),))
                 share = model.loss(out, _own(targets, spec)) / samples
                 for name, versions in used[i].items():
-                    leaves[name].data.copy_(_weight(weights, moves, name, versions[1], number, pipe))
+                    backward = _weight(weights, moves, name, versions[1], targets_of[i][name], pipe)
+                    if pipe.corrections.get("discrepancy"):
+                        backward = backward - (versions[1] - versions[0]) * means[versions[1]][name]
+                    leaves[name].data.copy_(backward)
                 share.backward()
                 loss += share.item() * samples / len(batch)
                 for name, leaf in leaves.items():
@@ -98,6 +118,7 @@ def train(model: Model, spec: SessionSpec, batches: Sequence[Batch], pipe: Pipel
             late = {name: max(number - one[name][0] for one in used) for name in stage}
             moves.append(_update(newest, optimizers, gradients, stage, late, number, moves[-1], pipe, spec))
             weights.append(_copied(newest))
+            means.append(_means(means[-1], weights[-2], weights[-1], late, pipe))
             seen += len(group)
         reported.losses.append(loss)
         first_names = {id(p): name for name, p in layers.named_parameters()}
@@ -137,9 +158,15 @@ def _update(
     return before | moved
 
 
-def _weight(weights: list[Named], moves: list[Named], name: str, version: int, number: int, pipe: Pipeline) -> Tensor:
-    ahead = number - version
-    if pipe.corrections.get("prediction") and ahead and name in moves[version]:
+def _means(before: Named, old: Named, new: Named, late: dict[str, int], pipe: Pipeline) -> Named:
+    base = pipe.corrections.get("discrepancy", 0)
+    keep = {name: base ** (1 / tau) if tau else 0.0 for name, tau in late.items()}
+    return {name: keep[name] * mean + (1 - keep[name]) * (new[name] - old[name]) for name, mean in before.items()}
+
+
+def _weight(weights: list[Named], moves: list[Named], name: str, version: int, target: int, pipe: Pipeline) -> Tensor:
+    ahead = target - version
+    if pipe.corrections.get("prediction", "none") != "none" and ahead and name in moves[version]:
         return weights[version][name] + ahead * moves[version][name]
     return weights[version][name]
 

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from harness.checks import request
 from harness.checks.mesh import given_balance, has
 from harness.config import overrides as config_overrides
+from harness.config import registry
 from harness.core import divisors
 from harness.core.cluster import Cluster
 from harness.core.plan import Mesh
@@ -130,7 +131,11 @@ class MicroBatches:
 
 
 def refuse_given(config: DictConfig, can: Capabilities, cluster: Cluster) -> None:
-    """Raise `CannotRun` for degrees that are given and need more devices than there are."""
+    """Raise `CannotRun` for an engine that stands in for another one, and for degrees that are given and need more
+    devices than there are."""
+    if not registry.is_scheme(config.engine.name):
+        message = "trains on one device with the delays of a pipeline, there is no speed to choose"
+        refuse([Problem("engine", config.engine.name, message, ({"engine": "periodic"}, {"mode": "run"}))])
     given = {name: config.mesh[name] or 1 for name in DEGREES if has(config, can, name)}
     refuse(request.too_many_devices(config, Mesh(**given), cluster))
 

@@ -23,6 +23,7 @@ from harness.simulator.compiled.tables import Flags, Numbers, Seconds
 from harness.simulator.memory_timeline import (
     CHECKPOINTS,
     COMPUTE_POOL,
+    GRADIENTS,
     KEPT_MICRO_BATCHES,
     NAMES,
     OUTPUTS,
@@ -31,6 +32,7 @@ from harness.simulator.memory_timeline import (
     SAVED,
     SENT,
     SUMS,
+    UPDATING,
     WORKING,
     Peak,
     between_devices,
@@ -108,6 +110,17 @@ class _MemoryTimeline(HeldBytes):
                 self.hold(op.stage, self.start_s[node], self.end_s[node], self.stages[0].working, WORKING)
             elif kind == "collective" and split_part(op.part) in SUMS:
                 self.hold(op.stage, self.start_s[node], self.end_s[node], self.reducing(op.stage), REDUCING)
+            elif kind == "step" and self.memory.freed and self.whole:
+                sizes, end = self.stages[op.stage], self.end_s[np.sort(node)]
+                self.hold(op.stage, self.end_s[self.first_of_update(op.stage)], end, sizes.gradients, GRADIENTS)
+                self.hold(op.stage, self.start_s[np.sort(node)], end, sizes.updating, UPDATING)
+
+    def first_of_update(self, stage: int) -> Numbers:
+        """Returns the first backward task of each update of a stage, in the order of these."""
+        steps = self.columns.nodes([self.columns.identity("step", stage, None)])
+        begins = np.concatenate([[1], np.sort(self.columns.column[steps])[:-1] + 1])
+        found: Numbers = self.columns.table[self.columns.identity("B", stage, None), begins]
+        return found
 
     def hold(
         self, stage: int, start_s: Seconds, end_s: Seconds, size: int, what: int, pool: Numbers | None = None
@@ -134,11 +147,14 @@ class _MemoryTimeline(HeldBytes):
         start, end, sizes = self.start_s[node], self.end_s[node], self.stages[op.stage]
         weights = self.of("W", op.stage, node)
         tasks = np.sort(self.columns.nodes([self.columns.identity("B", op.stage, None)]))
-        first = tasks[np.argmin(self.start_s[tasks])]
+        firsts = tasks[[np.argmin(self.start_s[tasks])]]
+        if self.memory.freed:
+            firsts = np.union1d(firsts, self.first_of_update(op.stage))
+        first = np.isin(node, firsts)
         for chosen, size in (
             (weights >= 0, sizes.inputs_working),
-            ((weights < 0) & (node == first), sizes.first_working),
-            ((weights < 0) & (node != first), sizes.working),
+            ((weights < 0) & first, sizes.first_working),
+            ((weights < 0) & ~first, sizes.working),
         ):
             self.hold(op.stage, start[chosen], end[chosen], size, WORKING)
         if self.memory.messages in ("copied", "posted"):

@@ -33,12 +33,18 @@ STEPS = 3
 M = 12
 CORRECTIONS = {
     "none": Corrections(),
-    "prediction": Corrections(prediction=True),
+    "prediction": Corrections(prediction="own"),
+    "round trip": Corrections(prediction="round_trip"),
     "error feedback": Corrections(error_feedback=True),
     "learning rate": Corrections(lr_steps=20),
     "look-ahead": Corrections(look_ahead=0.9),
-    "all": Corrections(prediction=True, error_feedback=True, look_ahead=0.5, lr_steps=7),
+    "all": Corrections(prediction="own", error_feedback=True, look_ahead=0.5, lr_steps=7),
 }
+OF_NONE = {
+    "discrepancy": Corrections(discrepancy=0.135),
+    "discrepancy and all": Corrections(discrepancy=0.5, error_feedback=True, look_ahead=0.5, lr_steps=7),
+}
+"""Those of engine.versions=none."""
 
 
 def on_one_device(chosen: Plan) -> Plan:
@@ -50,6 +56,12 @@ def flights(chosen: Plan) -> list[int]:
     """Micro-batches in flight in each stage of a pattern."""
     assert chosen.pattern is not None
     return weight_versions.stored(weight_versions.schedule(chosen, chosen.pattern, M, M))
+
+
+def ways_back(chosen: Plan) -> list[int]:
+    """Backward tasks of each stage until a micro-batch has gone to the first one."""
+    assert chosen.pattern is not None
+    return weight_versions.ways_back(chosen.pattern)
 
 
 def trained(engine: Engine, model: Model, chosen: Plan, spec: SessionSpec, batches: Sequence[Batch]) -> Reported:
@@ -93,7 +105,15 @@ def compared(
     periodic = PeriodicEngine(Config(versions=versions, update_every=every, corrections=corrections))
     counts, alone = flights(chosen), on_one_device(chosen)
     delayed = DelayedEngine(
-        DelayedConfig("delayed", len(counts), counts, versions, every, drain=True, corrections=corrections)
+        DelayedConfig(
+            stages=len(counts),
+            in_flight=counts,
+            way_back=ways_back(chosen),
+            versions=versions,
+            update_every=every,
+            drain=True,
+            corrections=corrections,
+        )
     )
     assert delayed.update_every(alone) == periodic.update_every(chosen)
     real = trained(periodic, model, chosen, spec, batches)
@@ -117,7 +137,15 @@ def check(
     spec, batches = replace(SPEC, optimizer=optimizer), batches_of(model, samples)
     mine, delayed = compared(model, chosen, versions, every, corrections, spec, batches)
     alone, counts = on_one_device(chosen), flights(chosen)
-    pipe = Pipeline(M, delayed.update_every(alone), chosen.balance, counts, versions, corrections=asdict(corrections))
+    pipe = Pipeline(
+        M,
+        delayed.update_every(alone),
+        chosen.balance,
+        counts,
+        versions,
+        corrections=asdict(corrections),
+        ways_back=ways_back(chosen),
+    )
     with intra_op_threads(1):
         naive = naive_delays.train(model, spec, batches, pipe)
     torch.testing.assert_close(mine.losses, naive.losses, rtol=1e-11, atol=0)
@@ -137,6 +165,21 @@ def test_every_versioning(stages: int, versions: str) -> None:
 @pytest.mark.parametrize("versions", VERSIONS)
 def test_every_correction(versions: str, corrections: str) -> None:
     check(networks.tokens(), plan([2, 2, 1, 1], M), versions, None, CORRECTIONS[corrections])
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("corrections", OF_NONE)
+def test_corrections_of_backward_weights(corrections: str, every: int) -> None:
+    check(networks.tokens(), plan([2, 2, 1, 1], M), "none", every, OF_NONE[corrections])
+
+
+@pytest.mark.parametrize("versions", ["stash", "none"])
+def test_all_stages_predict_weights_of_one_time(versions: str) -> None:
+    """On ways that take longer, and with updates of several micro-batches."""
+    chosen = plan([4, 4, 2, 4], M, slack=3)
+    assert max(ways_back(chosen)) > 2
+    check(networks.skips(), chosen, versions, None, CORRECTIONS["round trip"], ADAM)
+    check(networks.skips(), chosen, versions, 2, CORRECTIONS["round trip"])
 
 
 @pytest.mark.parametrize("optimizer", [PLAIN, ADAM, NADAM], ids=["plain", "adam", "nadam"])
@@ -198,6 +241,8 @@ def test_versions_are_not_the_same_training() -> None:
     found: list[Any] = []
     for versions, every in {"flush": 12, "2bw": 3, "stash": 1, "none": 1}.items():
         for corrections in CORRECTIONS.values():
-            pipe = Pipeline(M, every, [2, 2, 1, 1], [4, 3, 2, 1], versions, corrections=asdict(corrections))
+            pipe = Pipeline(
+                M, every, [2, 2, 1, 1], [4, 3, 2, 1], versions, corrections=asdict(corrections), ways_back=[0, 0, 1, 1]
+            )
             found.append(naive_delays.train(model, SPEC, batches_of(model), pipe).losses[-1])
-    assert len(set(found)) == 1 + 5 + 6 + 6
+    assert len(set(found)) == 1 + 6 + 7 + 7

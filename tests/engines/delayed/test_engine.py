@@ -12,11 +12,15 @@ from torch import nn
 
 from engines.delayed.engine import Config, DelayedEngine, build, check
 from engines.delayed.session import DelayedSession
+from engines.periodic import weight_versions
 from engines.single.engine import Config as SingleConfig
 from engines.single.engine import build as build_single
+from harness.core import staleness
 from harness.core.cluster import Cluster
 from harness.core.memory_model import named
 from harness.core.model_profile import LayerProfile, ModelProfile, Tied
+from harness.core.op import Op
+from harness.core.pattern import Pattern, Placed
 from harness.core.plan import Mesh, Plan, Stage
 from harness.core.staleness import VERSIONS, Corrections
 from harness.interfaces import Batch, BatchShape, Engine, Model, OptimizerSpec, PlanRequest, SessionSpec
@@ -33,7 +37,9 @@ MOMENTUM = OptimizerSpec("sgd", lr=0.05, momentum=0.9, weight_decay=0.01)
 ADAMW = OptimizerSpec("adamw", lr=0.01, weight_decay=0.01)
 SPEC = SessionSpec(("cpu",), MOMENTUM, "float64", seed=7)
 PROFILE = ModelProfile((LayerProfile("0"),))
-ALL = Corrections(prediction=True, error_feedback=True, look_ahead=0.5, lr_steps=7)
+ALL = Corrections(prediction="own", error_feedback=True, look_ahead=0.5, lr_steps=7)
+WHOLE_WAY = Corrections(prediction="round_trip")
+PIPEMARE = Corrections(lr_steps=7, discrepancy=0.135)
 
 
 def plan(balance: Sequence[int], micro_batches: int) -> Plan:
@@ -64,13 +70,16 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.fast
 @pytest.mark.parametrize("optimizer", [MOMENTUM, ADAMW], ids=lambda one: one.name)
+@pytest.mark.parametrize("corrections", [ALL, WHOLE_WAY, PIPEMARE], ids=["all", "whole way", "pipemare"])
 @pytest.mark.parametrize(("stages", "versions"), [(4, "flush"), (1, "flush"), (1, "stash"), (1, "none")])
-def test_without_delay_it_is_single_to_the_bit(stages: int, versions: str, optimizer: OptimizerSpec) -> None:
+def test_without_delay_it_is_single_to_the_bit(
+    stages: int, versions: str, corrections: Corrections, optimizer: OptimizerSpec
+) -> None:
     """With every correction: they do nothing."""
     model, m = networks.skips(), 4
     layers, batches = len(model.layers()), batches_of(model, 16, 4)
     spec = replace(SPEC, optimizer=optimizer)
-    mine = engine(stages, versions, update_every=m, corrections=ALL)
+    mine = engine(stages, versions, update_every=m, corrections=corrections)
     got = trained(mine, model, plan(even(layers, stages), m), batches, spec)
     want = trained(build_single(SingleConfig()), model, Plan.contiguous([layers], m), batches, spec)
     assert got[0] == pytest.approx(want[0], rel=1e-15)
@@ -83,10 +92,11 @@ def test_a_pipeline_that_never_drains(versions: str, every: int) -> None:
     """Delays go on from step to step, as in the naive loop; so they do if a step is one update."""
     model = networks.tokens()
     batches, balance = batches_of(model, 8, 6), [2, 2, 1, 1]
-    for corrections in (Corrections(), ALL):
+    for corrections in (Corrections(), ALL, WHOLE_WAY, *([PIPEMARE] if versions == "none" else [])):
         mine = engine(4, versions, update_every=every, corrections=corrections)
         got = trained(mine, model, plan(balance, 2), batches)
-        pipe = Pipeline(2, every, balance, [4, 3, 2, 1], versions, drain=False, corrections=asdict(corrections))
+        keys = {"corrections": asdict(corrections), "ways_back": [0, 0, 1, 1]}
+        pipe = Pipeline(2, every, balance, [4, 3, 2, 1], versions, drain=False, **keys)
         want = naive_delays.train(model, SPEC, batches, pipe)
         torch.testing.assert_close(got[0], want.losses, rtol=1e-11, atol=0)
         torch.testing.assert_close(got[1], want.states[-1], rtol=1e-9, atol=1e-11)
@@ -124,7 +134,7 @@ def test_the_stability_limit_of_delayed_sgd(delay: int, share: float, stable: bo
 def test_prediction_is_spectrains() -> None:
     """W - s lr v, with the momentum v of torch's SGD: section 3.2 of the paper."""
     model, lr = scalar_chain.network((1.0, 1.0, 1.0), fixed=2), 0.02
-    mine = engine(3, corrections=Corrections(prediction=True))
+    mine = engine(3, corrections=Corrections(prediction="own"))
     w, v, seen = [1.0], [0.0], []
     for n in range(20):
         old = max(0, n - 2)
@@ -135,6 +145,57 @@ def test_prediction_is_spectrains() -> None:
     losses, weights = trained(mine, model, plan([1, 1, 1], 1), scalar_chain.batches(model, 20), spec)
     assert losses == pytest.approx([scalar_chain.CURVATURE / 2 * one**2 for one in seen], rel=1e-13)
     assert float(weights["0.weight"]) == pytest.approx(w[-1], rel=1e-13)
+
+
+def unit_pattern(stages: int) -> Pattern:
+    """1F1B where every task takes a unit of time: SpecTrain's."""
+    last = 2 * stages - 1
+    starts = {Op(j, kind): j if kind == "F" else last - j for j in range(stages) for kind in ("F", "B")}  # type: ignore[arg-type]
+    return Pattern(2.0, tuple(Placed(op, op.stage, float(start % 2), start // 2) for op, start in starts.items()))
+
+
+@pytest.mark.parametrize("stages", range(1, 10))
+def test_the_whole_way_is_spectrains(stages: int) -> None:
+    """Its formula, section 3.3, from the pattern, from what is in flight, and from the times of all tasks."""
+    pattern, count, i = unit_pattern(stages), 12 * stages, 6 * stages
+    chosen = Plan(Mesh(stages), tuple(Stage(j, j, j) for j in range(stages)), count, pattern=pattern)
+    order = weight_versions.schedule(chosen, pattern, count, 1)
+    ways, flights = weight_versions.ways_back(pattern), weight_versions.stored(order)
+    assert ways == staleness.ways_back(flights) == Config(stages=stages).ways_back() == [k // 2 for k in range(stages)]
+    plans = weight_versions.copy_plans(order, pattern, "none", 1, WHOLE_WAY)
+    found = [plan.ahead[i] for plan in plans]
+    assert found == [(k // 2 + stages - k - 1, k // 2) for k in range(stages)]
+    for k, (forward, backward) in enumerate(found):  # that of micro-batch n ends 2 (n + N) - k
+        begins, turns, over = k + 2 * i, 2 * (i + stages) - 1 - k, 2 * (i + stages)
+        made = [sum(2 * (n + stages) - k <= time for n in range(count)) for time in (begins, turns, over)]
+        assert (made[2] - 1 - made[0], made[2] - 1 - made[1]) == (forward, backward)  # its own update aside
+
+
+@pytest.mark.parametrize("base", [0.135, 0.5])
+def test_the_discrepancy_correction_is_pipemares(base: float) -> None:
+    """Section 3.2, in plain numbers."""
+    factors, lr, count = (1.1, 0.9, 1.2, 0.8), 0.02, 15
+    w, delta = [list(factors)], [[0.0] * 4]
+    for n in range(count):
+        tau = [min(n, 3 - j) for j in range(4)]
+        used = [w[n - tau[j]][j] for j in range(4)]
+        back = [w[n][j] - tau[j] * delta[n][j] for j in range(4)]
+        gradient, gradients, arriving = scalar_chain.CURVATURE * math.prod(used), [0.0] * 4, [1.0]
+        for factor in used:
+            arriving.append(arriving[-1] * factor)
+        for j in (3, 2, 1, 0):
+            gradients[j] = gradient * arriving[j]
+            gradient *= back[j]
+        w.append([old - lr * one for old, one in zip(w[n], gradients, strict=True)])
+        keep = [base ** (1 / one) if one else 0.0 for one in tau]
+        delta.append([k * d - (1 - k) * lr * one for k, d, one in zip(keep, delta[n], gradients, strict=True)])
+    model = scalar_chain.network(factors)
+    mine = engine(4, "none", corrections=Corrections(discrepancy=base))
+    spec = replace(SPEC, optimizer=OptimizerSpec("sgd", lr=lr))
+    _, weights = trained(mine, model, plan([1] * 4, 1), scalar_chain.batches(model, count), spec)
+    assert [float(value) for value in weights.values()] == pytest.approx(w[-1], rel=1e-13)
+    _, without = trained(engine(4, "none"), model, plan([1] * 4, 1), scalar_chain.batches(model, count), spec)
+    assert not same(weights, without)
 
 
 def test_error_feedback_with_a_delay_of_one() -> None:
@@ -177,12 +238,14 @@ def test_learning_rates_by_delay() -> None:
 
 
 @pytest.mark.parametrize("drain", [True, False])
-@pytest.mark.parametrize("versions", VERSIONS)
-def test_it_goes_on_where_a_checkpoint_was_written(versions: str, drain: bool) -> None:
+@pytest.mark.parametrize(
+    ("versions", "corrections"), [*((one, ALL) for one in VERSIONS), ("stash", WHOLE_WAY), ("none", PIPEMARE)]
+)
+def test_it_goes_on_where_a_checkpoint_was_written(versions: str, corrections: Corrections, drain: bool) -> None:
     """With what was in flight."""
     model, chosen = networks.tokens(), plan([2, 2, 1, 1], 4)
     batches = batches_of(model, 8, 6)
-    mine = engine(4, versions, update_every=4 if versions == "flush" else 2, drain=drain, corrections=ALL)
+    mine = engine(4, versions, update_every=4 if versions == "flush" else 2, drain=drain, corrections=corrections)
     whole = trained(mine, model, chosen, batches)
     with mine.session(model, chosen, SPEC) as session, intra_op_threads(1):
         losses = [session.step(batch).loss for batch in batches[:3]]
@@ -276,10 +339,32 @@ def test_values_that_no_run_can_have() -> None:
     for ahead in (-0.1, 1.0, float("nan")):
         [problem] = check(Config(corrections=Corrections(look_ahead=ahead)))
         assert row(problem)[0::2] == ("engine.corrections.look_ahead", ["engine.corrections.look_ahead=0.99"])
+    wrong = Config(corrections=Corrections(prediction="True"))  # what Hydra makes of true
+    assert rows(check(wrong)) == [("engine.corrections.prediction", "True", ["engine.corrections.prediction=own"])]
+    for counts in ([1], [0, -1, 0], []):
+        [problem] = check(Config(stages=3, way_back=counts))
+        assert row(problem) == ("engine.way_back", counts, ["engine.way_back=null"])
     for counts in ([1, 2], [0, 1, 1], []):
         [problem] = check(Config(stages=3, in_flight=counts))
         assert row(problem) == ("engine.in_flight", counts, ["engine.in_flight=null"])
-    assert check(Config(stages=3, in_flight=[5, 2, 1])) == []
+    assert check(Config(stages=3, in_flight=[5, 2, 1], way_back=[0, 1, 1])) == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "prediction", "value", "fixes"),
+    [
+        ("none", "none", 1.0, ["engine.corrections.discrepancy=0.135"]),
+        ("none", "none", -0.1, ["engine.corrections.discrepancy=0.135"]),
+        ("stash", "none", 0.135, ["engine.versions=none", "engine.corrections.discrepancy=0"]),
+        ("2bw", "own", 0.135, ["engine.versions=none", "engine.corrections.discrepancy=0"]),
+        ("none", "own", 0.1, ["engine.corrections.prediction=none", "engine.corrections.discrepancy=0"]),
+        ("none", "round_trip", 0.1, ["engine.corrections.prediction=none", "engine.corrections.discrepancy=0"]),
+        ("none", "none", 0.135, None),
+    ],
+)
+def test_discrepancies_that_do_not_exist(versions: str, prediction: str, value: float, fixes: list[str] | None) -> None:
+    found = check(Config(versions=versions, corrections=Corrections(prediction=prediction, discrepancy=value)))
+    assert [row(problem)[0::2] for problem in found] == [("engine.corrections.discrepancy", fixes)] * bool(fixes)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +410,7 @@ def test_it_says_how_late_gradients_are(keys: dict[str, object], late: list[int]
         assert isinstance(session, DelayedSession)
         for batch in batches_of(model, 12, 2):
             session.step(batch)
-        assert [max(0, one.updates) for one in session.delays()] == late
+        assert [max(0, one.updates) for one in session.delays([0] * 4)] == late
 
 
 def test_flush_has_no_note() -> None:

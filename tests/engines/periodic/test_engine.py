@@ -8,7 +8,7 @@ import pytest
 
 from engines.periodic import weight_versions
 from engines.periodic.engine import Config, build, check
-from harness.core.cluster import Cluster
+from harness.core.cluster import Cluster, Device
 from harness.core.memory_model import MemoryModel, named
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
 from harness.core.op import Op
@@ -210,7 +210,9 @@ def test_versions_that_do_not_exist() -> None:
         (Config(versions="stash"), 4, 2),
         (Config(corrections=Corrections(error_feedback=True)), 2, 3),
         (Config(corrections=Corrections(look_ahead=0.9)), 2, 3),
-        (Config(versions="stash", corrections=Corrections(prediction=True)), 5, 3),
+        (Config(versions="stash", corrections=Corrections(prediction="own")), 5, 3),
+        (Config(versions="none", corrections=Corrections(discrepancy=0.135)), 2, 3),
+        (Config(versions="none", corrections=Corrections(discrepancy=0.135, look_ahead=0.9)), 2, 4),
     ],
 )
 def test_copies_of_the_weights(config: Config, weights: int, optimizer: int) -> None:
@@ -224,18 +226,37 @@ def test_no_more_copies_than_are_needed() -> None:
     """A copy for each version that some micro-batch still needs: P - j for stash, 2 for 2bw, 1 for none and flush."""
     order = weight_versions.schedule(FIVE, FIVE.pattern, 12, 1)  # type: ignore[arg-type]
     tasks = weight_versions.tasks_of(order)
-    assert [weight_versions.copy_plan(own, "stash", 1, False).count for own in tasks] == [5, 4, 3, 2, 1]
-    assert [weight_versions.copy_plan(own, "none", 1, False).count for own in tasks] == [1] * 5
+    assert [weight_versions.copy_plan(own, "stash", 1, Corrections(), 0).count for own in tasks] == [5, 4, 3, 2, 1]
+    assert [weight_versions.copy_plan(own, "none", 1, Corrections(), 0).count for own in tasks] == [1] * 5
     order = weight_versions.schedule(FIVE, FIVE.pattern, 12, 4)  # type: ignore[arg-type]
     tasks = weight_versions.tasks_of(order)
-    assert [weight_versions.copy_plan(own, "2bw", 4, False).count for own in tasks] == [2] * 5
+    assert [weight_versions.copy_plan(own, "2bw", 4, Corrections(), 0).count for own in tasks] == [2] * 5
+
+
+def test_predicted_memory_counts_what_an_update_holds() -> None:
+    """One layer of 100 bytes for each stage, which saves 1 and sends nothing. Weights and optimizer state are always
+    there; gradients only from the backward task on; Adam works with two copies of a parameter."""
+    layers = tuple(LayerProfile(param_bytes=100, saved_bytes=1, forward_s=1.0, backward_s=2.0) for _ in range(3))
+    timed, chosen = ModelProfile(layers), plan([1, 1, 1], 6)
+    cluster = Cluster(devices_per_node=8, device=Device(memory_bandwidth=1e4))
+
+    def peaks(versions: str, optimizer: str, every: int | None = None) -> list[int]:
+        engine = build(Config(versions=versions, update_every=every))
+        memory = replace(engine.memory(named(optimizer), Mesh(3), timed), copies=engine.copies(chosen))
+        return simulate(engine.schedule(chosen, timed), chosen, timed, cluster, memory).figures["peak_memory_bytes"]
+
+    assert peaks("none", "sgd_fp32") == [100 + 100 + kept for kept in (3, 2, 1)]  # in a backward task
+    assert peaks("stash", "sgd_fp32") == [100 * (3 - j) + 100 + 3 - j for j in range(3)]
+    assert peaks("none", "adam_fp32") == [100 + 100 + 200 + 200 + kept for kept in (2, 1, 0)]  # in an update
+    accumulated = [100 + 100 + 100 + kept for kept in (3, 2, 1)]  # a new gradient is added to that of the group
+    assert peaks("none", "sgd_fp32", 2) == accumulated == peaks("flush", "sgd_fp32")
 
 
 def test_predicted_memory_counts_the_copies_of_each_stage() -> None:
     """Each layer has 100 bytes of weights, the last stage has two layers."""
     engine = build(Config(versions="stash"))
     assert engine.copies(FIVE) == (5, 4, 3, 2, 1)
-    ahead = build(Config(versions="stash", corrections=Corrections(prediction=True)))
+    ahead = build(Config(versions="stash", corrections=Corrections(prediction="own")))
     assert ahead.copies(FIVE) == (6, 5, 4, 3, 2) and build(Config()).copies(FIVE) == (2,) * 5
     timed = ModelProfile(tuple(replace(layer, forward_s=1.0, backward_s=2.0) for layer in PROFILE.layers))
     schedule, cluster = engine.schedule(FIVE, timed), Cluster(devices_per_node=8)

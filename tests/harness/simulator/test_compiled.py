@@ -210,11 +210,15 @@ def test_updates_in_chunks() -> None:
     compare(*case, MemoryModel())
 
 
-def pattern_case(m: int) -> Case:
+def pattern_case(m: int, every: int | None = None, bytes_: tuple[int, int, int] = (0, 0, 0)) -> Case:
+    """`bytes_` are those of a layer's parameters, its output and what it saves."""
+    sizes = dict(zip(("param_bytes", "output_bytes", "saved_bytes"), bytes_, strict=True))
     chain = Chain((0, 1, 0), (1, 1, 3), (1, 2, 2), (0, 1, 4))
-    layers = tuple(LayerProfile(forward_s=f, backward_s=b) for f, b in zip(chain.forward, chain.backward, strict=True))
+    layers = tuple(
+        LayerProfile(forward_s=f, backward_s=b, **sizes) for f, b in zip(chain.forward, chain.backward, strict=True)
+    )
     plan = Plan(Mesh(), tuple(Stage(j, j, device) for j, device in enumerate(chain.devices)), m)
-    return unrolled(pattern_of(chain, [0] * 12), m, chain.devices, []), plan, ModelProfile(layers)
+    return unrolled(pattern_of(chain, [0] * 12), m, chain.devices, [], every), plan, ModelProfile(layers)
 
 
 def test_messages_that_have_an_order_and_updates_of_each_micro_batch() -> None:
@@ -223,6 +227,17 @@ def test_messages_that_have_an_order_and_updates_of_each_micro_batch() -> None:
     compare(schedule, plan, profile, cluster, MemoryModel())
     turned = replace(schedule, message_order=(tuple(reversed(schedule.message_order[0])),))
     compare(turned, plan, profile, cluster, MemoryModel())  # a deadlock
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+@pytest.mark.parametrize("bytes_", [(100, 1, 2), (10, 3, 200)])
+def test_gradients_that_updates_free(every: int, bytes_: tuple[int, int, int]) -> None:
+    memory = MemoryModel(optimizer=2.0, freed=True, updating=(1.0, 2.0))
+    case = pattern_case(7, every, bytes_)
+    cluster = Cluster(devices_per_node=2, device=Device(memory_bandwidth=70.0))
+    compare(*case, cluster, memory)
+    updates = [peak.contents.get("updating", 0) for peak in simulate(*case, cluster, memory).peaks]
+    assert any(updates) == (bytes_[0] > bytes_[2])
 
 
 def test_durations_that_are_given() -> None:
