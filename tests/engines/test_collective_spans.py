@@ -30,7 +30,8 @@ def blocks(monkeypatch: pytest.MonkeyPatch, note: Callable[[Any, Any], None], *c
     spans: list[Any] = []
     began_s = clock.synchronize()
     session = SimpleNamespace(
-        clock=clock, now=clock.now, bytes_sent=Counter(), pipeline_rank=0, record_later=later.append,
+        clock=clock, now=clock.now, bytes_sent=Counter(), collectives=Counter(), pipeline_rank=0,
+        record_later=later.append,
         add_span=lambda op, start_s, end_s: spans.append((op.part or op.kind, start_s - began_s, end_s - began_s)),
         counter=CollectiveCounter(clock.now),
     )  # fmt: skip

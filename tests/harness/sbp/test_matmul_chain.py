@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.core.model_profile import ModelProfile
+from harness.core.model_profile import LayerProfile, ModelProfile, Product
 from harness.measure.count_model import count
 from harness.sbp.device_grid import Grid
 from harness.sbp.matmul_chain import Matmul, chain_from_profile
@@ -132,3 +132,15 @@ def test_matmuls_have_the_names_of_their_modules() -> None:
     assert names == ["0", "1.0", "1.1", "2.1", "3.linear", "3.out"]
     for name in names:
         assert isinstance(layers().get_submodule(name), nn.Linear)
+
+
+@pytest.mark.parametrize(("kept", "whole"), [(("qkv",), False), (("query", "key", "value"), True)])
+def test_attention_is_split_where_one_matmul_has_queries_keys_and_values(kept: tuple[str, ...], whole: bool) -> None:
+    """Nobody knows what each matmul of these profiles reads: with three of them the last has the values alone."""
+    hidden, heads, tokens = 16, 4, 3
+    first = [Product(f"attention.{name}", "linear", tokens, hidden, 3 * hidden // len(kept), 4) for name in kept]
+    scores = Product("scores", "attention", tokens, hidden // heads, tokens, heads=heads)
+    values = Product("values", "attention", tokens, tokens, hidden // heads, heads=heads)
+    last = Product("attention.projection", "linear", tokens, hidden, hidden, 4)
+    layer = LayerProfile("block", param_bytes=16, output_bytes=64, products=(*first, scores, values, last))
+    assert all(one.whole is whole for one in chain_from_profile(ModelProfile((layer,))).matmuls)
