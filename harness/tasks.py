@@ -26,7 +26,7 @@ class Classification:
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross entropy in nats, summed over the samples."""
-        return functional.cross_entropy(output, target, reduction="sum")
+        return functional.cross_entropy(_wide(output), target, reduction="sum")
 
 
 class NextToken:
@@ -44,5 +44,10 @@ class NextToken:
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross entropy in nats: the mean over a sample's tokens, summed over the samples."""
-        total = functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum")
+        total = functional.cross_entropy(_wide(output).flatten(0, 1), target.flatten(), reduction="sum")
         return total / target.shape[1]
+
+
+def _wide(output: Tensor) -> Tensor:
+    """What a loss sums up: in float16 a sum over many samples, or times a loss scale, would overflow."""
+    return output.float() if output.dtype == torch.float16 else output

@@ -55,8 +55,9 @@ def _fewest_sent(costs: Sequence[Matrix], sent: Matrix, limit: float) -> list[in
     squares = total.copy()
     total[0] = squares[0] = 0.0
     starts = []
+    possible = np.triu(np.ones_like(sent, dtype=bool))
     for cost in costs:
-        new_total = np.where(cost <= limit, total[:-1, None] + sent, np.inf)
+        new_total = np.where(possible & (cost <= limit), total[:-1, None] + sent, np.inf)
         total[0], total[1:] = np.inf, new_total.min(axis=0)
         reached = np.isfinite(new_total) & (new_total == total[1:])
         new_squares = np.where(reached, squares[:-1, None] + cost**2, np.inf)

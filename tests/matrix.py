@@ -153,13 +153,16 @@ def end(record: RunRecord) -> End:
     return End(record.status, record.reason)
 
 
-def page(engines: Mapping[Choice, End], planners: Mapping[Choice, End], products: Mapping[Choice, End]) -> str:
-    """The Markdown page: three tables, and notes that all of them refer to."""
+def page(
+    engines: Mapping[Choice, End], planners: Mapping[Choice, End], products: Mapping[Choice, End], missing: int = 0
+) -> str:
+    """The Markdown page: three tables, and notes that all of them refer to; how many cells are `missing`."""
     notes: list[str] = []
     lines = [
         "# What runs with what", "",
         "Made by `make matrix`: each cell was run for one step on four CPU devices, with small presets. Models whose",
         "cells are equal share a row. A number is a refusal; the notes have its reason and its fix.", "",
+        *([f"{missing} cells have not been run: what is in no row.", ""] if missing else []),
         "With `planner=balance`, `periodic` with `planner=contiguous`, since it runs patterns alone; engines with",
         "another setting than their own on three different models:", "",
         *table(engines, MESHES, notes), "",
@@ -236,16 +239,20 @@ def measured(jobs: Sequence[Choice]) -> Iterable[tuple[Choice, End]]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m tests.matrix", description=(__doc__ or "").split("\n")[0])
     for group in ("engine", "planner"):
-        parser.add_argument(f"--{group}", nargs="+", choices=names(group), default=[], help=f"rows of these {group}s")
+        own = [name for name in names(group) if f"{group}={name}" not in PLANNED]
+        parser.add_argument(f"--{group}", nargs="+", choices=own, default=[], help=f"rows of these {group}s")
     options = parser.parse_args(arguments)
     wanted = [*(f"engine={name}" for name in options.engine), *(f"planner={name}" for name in options.planner)]
     written = PAGE.read_text(encoding="utf-8") if wanted else ""
     parts: list[dict[Choice, End]] = []
+    missing = 0
     ran: dict[Choice, End] = {}
     for jobs in (list(of_engines()), list(of_planners()), list(of_products())):
         ran |= (own := dict(measured([job for job in jobs if chosen(job, wanted)])))
         parts.append(read(written, jobs) | own)
-    files.write_text(PAGE, page(*parts))
+        missing += len(jobs) - len(parts[-1])
+    engines, planners, products = parts
+    files.write_text(PAGE, page(engines, planners, products, missing))
     broken = sum(ended.broken for ended in ran.values())
     print(f"{len(ran)} cells, {broken} broken; written to {PAGE}")
     return 1 if broken else 0

@@ -28,8 +28,6 @@ SIMULATED = "gpt"
 DIVERGED = "Diverged"
 """The error of a run whose loss is no number."""
 SYNCHRONOUS = "flush"
-PREDICTIONS = {"own": "prediction", "round_trip": "prediction of the whole way"}
-"""What tables call engine.corrections.prediction."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,8 @@ def _scheme(record: RunRecord) -> Scheme:
     engine, optimizer = record.config["engine"], record.config["optimizer"]
     corrections, versions = engine["corrections"], engine["versions"]
     parts = [versions]
-    parts += [PREDICTIONS[corrections["prediction"]]] if corrections["prediction"] != "none" else []
+    way = " of the whole way" if corrections.get("round_trip") else ""
+    parts += [f"prediction{way}"] if corrections["prediction"] else []
     parts += ["error feedback"] if corrections["error_feedback"] else []
     parts += [f"look-ahead {ahead:g}"] if (ahead := corrections.get("look_ahead")) else []
     parts += ["lr by delay"] if corrections["lr_steps"] else []

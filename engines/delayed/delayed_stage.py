@@ -19,7 +19,7 @@ class DelayedStage(NewestWeights):
     with the update that made it if micro-batches predict from them."""
 
     def __init__(self, module: StageModule, spec: SessionSpec, corrections: Corrections) -> None:
-        self.number, self.predicts = module.number, corrections.predicts
+        self.number, self.predicts = module.number, corrections.prediction
         module.autocast = getattr(torch, spec.autocast) if spec.autocast else None
         self.module = module
         self.own = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in module.named_parameters()}

@@ -46,7 +46,7 @@ class Config:
     """Micro-batches in flight in each stage, itself included; null: engine.stages in the first one, 1 in the last."""
     way_back: list[int] | None = None
     """Backward tasks that each stage begins from its own of a micro-batch to that of stage 0, for
-    engine.corrections.prediction=round_trip; null: half of what it has fewer in flight than stage 0, as where forward
+    engine.corrections.round_trip; null: half of what it has fewer in flight than stage 0, as where forward
     and backward tasks take equally long."""
     versions: str = "stash"
     """With which weights a micro-batch computes: flush, 2bw, stash or none, as in engine=periodic. 2bw is a delay of
@@ -168,7 +168,7 @@ class DelayedEngine(Engine):
 
     def copies(self, plan: Plan) -> tuple[int, ...]:
         """The weights that compute, the newest ones, and older ones, with their updates to predict from."""
-        each = 1 + self.config.corrections.predicts
+        each = 1 + self.config.corrections.prediction
         return tuple(2 + late * each for late in self._late(plan))
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:

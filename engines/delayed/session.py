@@ -159,7 +159,7 @@ class DelayedSession(LocalSession):
 
     def _pipeline(self) -> list[Any]:
         """What a state must be of to go on with what is in flight."""
-        return [self.config.versions, self.flights, self.every, self.config.drain, self.config.corrections.predicts]
+        return [self.config.versions, self.flights, self.every, self.config.drain, self.config.corrections.prediction]
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Take a state; from one of another engine, or of other stages, an empty pipeline goes on."""

@@ -129,7 +129,7 @@ def copy_plan(tasks: Sequence[Op], versions: str, every: int, corrections: Corre
     if versions == "none":  # one copy, which gets its weights before each task
         nothing: list[list[tuple[int, int]]] = [[] for _ in range(len(groups) + 1)]
         return CopyPlan(ahead, [0] * len(delays), [0] * len(nothing), nothing, late, 1)
-    found = _Copies(tasks, delays, ahead, corrections.predicts).plan(late)
+    found = _Copies(tasks, delays, ahead, corrections.prediction).plan(late)
     return replace(found, count=max(found.count, COPIES_OF_2BW)) if versions == "2bw" else found
 
 

@@ -49,7 +49,7 @@ class HostMemory:
     that can be read once these have ended."""
 
     def __init__(self, memory: mmap.mmap, own: int, members: int, ends: Sequence[int]) -> None:
-        self.own, self.members, self.number = own, members, 0
+        self.own, self.members, self.number, self.inside = own, members, 0, False
         self.counters = memoryview(memory)[: members * LINE].cast("Q")
         parts = torch.frombuffer(memory, dtype=torch.uint8, offset=members * LINE, count=2 * members * LARGEST)
         self.halves = parts.view(2, members, LARGEST)
@@ -85,7 +85,10 @@ class HostMemory:
     def gathered(self, x: Tensor) -> Tensor:
         """Return the tensors of all members, (members, *shape), until the next call: each has one of this shape and
         dtype, of at most `LARGEST` bytes. Raises ConnectionError where another member has ended, TimeoutError after
-        `patience`."""
+        `patience`, RuntimeError where an error has ended a gathering before."""
+        if self.inside:
+            raise RuntimeError("an error has ended a gathering of statistics: the members disagree which is next")
+        self.inside = True
         self.number += 1
         mine, everyone = self._views(x)[self.number & 1]
         mine.copy_(x.reshape(-1))
@@ -93,14 +96,16 @@ class HostMemory:
         for place in self.others:
             if self.counters[place] < self.number:
                 self._wait(place)
+        self.inside = False
         return everyone.view(self.members, *x.shape)
 
     def _views(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The own part, and those of all members, in each half."""
         key = x.dtype, x.numel()
         if key not in self.views:
-            parts = [half[:, : x.nbytes].view(x.dtype) for half in self.halves]
-            self.views[key] = [(one[self.own], one) for one in parts]
+            with torch.inference_mode(False):  # later gatherings may be training
+                parts = [half[:, : x.nbytes].view(x.dtype) for half in self.halves]
+                self.views[key] = [(one[self.own], one) for one in parts]
         return self.views[key]
 
     def _wait(self, place: int) -> None:

@@ -161,7 +161,9 @@ class _Writer:
         assert leaves is not None
         p0 = self.mesh.grid.strategy(self.plan.strategy[item.name]).p0
         before, arrives = self._arrives(item)
-        tied = self.embedded if self.embedded and item.tied and item.tied == self.embedded.item.tied else None
+        tied = self._tied(item)
+        if tied and tied.panels:
+            raise Unrunnable(f"{item.name} splits the tied weight in another way than {tied.item.name}")
         cut, kept = self._factors(item, tied)
         gather = None
         if cut and enters is not None and not item.look_up:
@@ -215,7 +217,16 @@ class _Writer:
         attended = self._attention_place(item, mesh.rows, following, ()) is not None
         heads = 0 if item.parts else self._heads(following)
         panels = summa.panels(self.mesh.grid, mesh)
-        self.written[item.name] = replace(made, panels=panels, attended=attended, heads=heads)
+        made = self.written[item.name] = replace(made, panels=panels, attended=attended, heads=heads)
+        tied = self._tied(item)
+        if item.look_up:
+            self.embedded = self.embedded or made
+        elif tied and not (tied.panels and inputs.like(tied.outputs) and outputs.like(tied.inputs)):
+            raise Unrunnable(f"{item.name} splits the tied weight in another way than {tied.item.name}")
+
+    def _tied(self, item: Matmul) -> Instruction | None:
+        """Return the instruction of the embedding that has the weight of a matmul, too."""
+        return self.embedded if self.embedded and item.tied and item.tied == self.embedded.item.tied else None
 
     def _blocks(self, mesh: Summa) -> Layout:
         rows = self._front(mesh.rows)

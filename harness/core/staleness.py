@@ -37,10 +37,6 @@ PAPERS = {
 """What papers call them, without signs."""
 
 
-PREDICTIONS = ("none", "own", "round_trip")
-"""How far ahead weights are predicted."""
-
-
 @dataclass
 class Corrections:
     """What makes up for the delay of gradients. All compose with every optimizer, and with each other; but where both
@@ -49,11 +45,13 @@ class Corrections:
     u is the optimizer's last update of the weights W, s the delay of a gradient in updates.
     """
 
-    prediction: str = "none"
-    """own: micro-batches compute with predicted weights, W + s u: those that their gradient will find if s more updates
-    are as the last one. For SGD with momentum that is SpecTrain's formula W - s lr v (arXiv 1809.02839, section 3.2),
-    for Adam its own step s times (XPipe, arXiv 1911.04610). round_trip: SpecTrain's whole way, all stages predict the
-    weights of one time, when the micro-batch ends its backward task in the first stage (`Delay.end`)."""
+    prediction: bool = False
+    """Micro-batches compute with predicted weights, W + s u: those that their gradient will find if s more updates are
+    as the last one. For SGD with momentum that is SpecTrain's formula W - s lr v (arXiv 1809.02839, section 3.2), for
+    Adam its own step s times (XPipe, arXiv 1911.04610)."""
+    round_trip: bool = False
+    """With engine.corrections.prediction=true: all stages predict the weights of one time, when the micro-batch ends
+    its backward task in the first stage, SpecTrain's whole way (section 3.3; `Delay.end`)."""
     error_feedback: bool = False
     """An update also makes up for the s updates that were made with older gradients: u + s (u - the one before). With
     s = 1 that is 2 u(t) - u(t-1), the error feedback of arXiv 2606.30634 as its abstract describes it."""
@@ -71,14 +69,9 @@ class Corrections:
     arXiv 1910.05124, section 3.1: T1); 0: never."""
 
     @property
-    def predicts(self) -> bool:
-        """Whether micro-batches compute with predicted weights."""
-        return self.prediction in PREDICTIONS[1:]
-
-    @property
     def keeps_update(self) -> bool:
         """Whether the last update is kept."""
-        return self.predicts or self.error_feedback or self.look_ahead > 0
+        return self.prediction or self.error_feedback or self.look_ahead > 0
 
     @property
     def kept(self) -> int:
@@ -88,12 +81,12 @@ class Corrections:
     @property
     def apart(self) -> bool:
         """Whether micro-batches compute with weights that no update has made, so that the newest are kept apart."""
-        return self.predicts or self.discrepancy > 0
+        return self.prediction or self.discrepancy > 0
 
     def ahead(self, one: Delay) -> tuple[int, int]:
         """How many updates further the weights of the forward and of the backward task are moved."""
-        if self.predicts:
-            target = one.end if self.prediction == "round_trip" else one.group
+        if self.prediction:
+            target = one.end if self.round_trip else one.group
             return target - one.forward, target - one.backward
         return 0, one.forward - one.backward if self.discrepancy else 0
 
@@ -116,8 +109,9 @@ def check(versions: str, default: str, corrections: Corrections) -> list[Problem
     meant = PAPERS.get("".join(letter for letter in versions.lower() if letter.isalnum()), default)
     found = [*one_of("engine.versions", versions, VERSIONS, meant)]
     found += at_least("engine.corrections.lr_steps", corrections.lr_steps, 0)
-    prediction = corrections.prediction
-    found += one_of("engine.corrections.prediction", prediction, PREDICTIONS, "own")
+    if corrections.round_trip and not corrections.prediction:
+        key, message = "engine.corrections.round_trip", "says how far weights are predicted, and none are"
+        found.append(Problem(key, True, message, ({"engine.corrections.prediction": True}, {key: False})))
     key, ahead = "engine.corrections.look_ahead", corrections.look_ahead
     if not 0 <= ahead < 1:
         found.append(Problem(key, ahead, "must be at least 0 and below 1, as a momentum", ({key: 0.99},)))
@@ -132,10 +126,10 @@ def _discrepancy(versions: str, corrections: Corrections) -> list[Problem]:
     if value and versions in VERSIONS[:-1]:
         message = f"corrects weights that change from forward to backward task, with engine.versions={versions} none do"
         return [Problem(key, value, message, ({"engine.versions": "none"}, {key: 0.0}))]
-    if value and corrections.predicts:
-        message = f"has nothing to correct: with engine.corrections.prediction={corrections.prediction} forward and "
-        message += "backward task predict weights of the same time"
-        return [Problem(key, value, message, ({"engine.corrections.prediction": "none"}, {key: 0.0}))]
+    if value and corrections.prediction:
+        message = "has nothing to correct: with engine.corrections.prediction=true forward and backward task predict "
+        message += "weights of the same time"
+        return [Problem(key, value, message, ({"engine.corrections.prediction": False}, {key: 0.0}))]
     return []
 
 

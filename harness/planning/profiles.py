@@ -84,6 +84,7 @@ class Profiles:
         """A new profile, for the cache, too; or the one that another process makes at this moment."""
         what = one_at_a_time.MEASURING if origin == "measured" else f"counting-{self.config.model.name}"
         with one_at_a_time.alone(re.sub(r"[^A-Za-z0-9_-]+", "-", what), self.wait):
+            self.__dict__.pop("disturbed", None)  # another process may have measured again
             if profile := self.cached(origin):
                 return profile
             place = self.place(origin)

@@ -46,7 +46,7 @@ class LossScale:
         if self.fixed is None:
             if self.value / 2 < LEAST:
                 raise FloatingPointError(
-                    f"{self.overflow}, which falls to {LEAST:g} at most -> precision=bf16, or a smaller optimizer.lr"
+                    f"{self.overflow}, which falls to {LEAST:g} at most -> bfloat16, or a smaller optimizer.lr"
                 )
             self.value /= 2
 

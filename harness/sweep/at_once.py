@@ -16,6 +16,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from harness.config import cluster_config
+from harness.core.record import RunRecord
 from harness.core.run_files import CONSOLE
 from harness.host import devices
 from harness.planning import profiles
@@ -24,6 +25,9 @@ from harness.sweep import run_point
 from harness.sweep.live_table import Display
 from harness.sweep.row import Row
 
+Elsewhere = tuple[Row, RunRecord | None]
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""Each process has a core."""
 LAST_BYTES = 4096
 """Of the end of a log, which has its last line."""
 
@@ -36,8 +40,11 @@ def able(config: DictConfig | None) -> bool:
     return profiles.origin(config, cluster) != "measured"
 
 
-def run(rows: Sequence[Row], folder: Path, configs: Mapping[str, DictConfig | None], display: Display) -> list[Row]:
-    """Fill in the records of the rows; returns those that another sweep is running.
+def run(
+    rows: Sequence[Row], folder: Path, configs: Mapping[str, DictConfig | None], display: Display
+) -> list[Elsewhere]:
+    """Fill in the records of the rows; returns those that another sweep is running, each with the record that it had
+    when that was seen.
 
     Raises KeyboardInterrupt, with the records filled in, if this process is asked to end.
     """
@@ -49,24 +56,24 @@ def run(rows: Sequence[Row], folder: Path, configs: Mapping[str, DictConfig | No
 
     def one(row: Row) -> None:
         waiting()
-        run_point.run_point(row, folder / row.point.id, configs[row.point.id], waiting, here=False)
+        place = folder / row.point.id
+        run_point.run_point(row, place, configs[row.point.id], waiting, here=False, environment=ONE_THREAD)
 
+    names = {name: str(made.engine.name) for name, made in configs.items() if made}
     with futures.ThreadPoolExecutor(min(len(rows), devices.cores())) as pool:
-        running = {pool.submit(one, row): row for row in rows}
         try:
-            return _watched(
-                running, folder, display, {name: str(made.engine.name) for name, made in configs.items() if made}
-            )
-        except KeyboardInterrupt as error:
-            stopped.append(error)  # each process is asked to end, and leaves its record
+            return _watched({pool.submit(one, row): row for row in rows}, folder, display, names)
+        except BaseException as error:  # the others are asked to end, and leave their records
+            failed = KeyboardInterrupt("another point could not be run")
+            stopped.append(error if isinstance(error, KeyboardInterrupt) else failed)
             raise
 
 
 def _watched(
     running: dict[futures.Future[None], Row], folder: Path, display: Display, names: Mapping[str, str]
-) -> list[Row]:
+) -> list[Elsewhere]:
     """Show what the points are doing, in turns, under the `names` of their engines, until all have ended."""
-    left, elsewhere = set(running), []
+    left, elsewhere = set(running), list[Elsewhere]()
     for turn in itertools.count():
         ended, left = futures.wait(left, run_point.POLL_S, futures.FIRST_COMPLETED)
         for future in sorted(ended, key=[*running].index):
@@ -76,7 +83,7 @@ def _watched(
                 display.ended(row)
             except Busy:
                 row.waits = "elsewhere"
-                elsewhere.append(row)
+                elsewhere.append((row, run_point.stored(folder / row.point.id)))
         if not left:
             return elsewhere
         busy = [row for future, row in running.items() if future in left and future.running()]

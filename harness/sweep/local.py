@@ -99,10 +99,10 @@ def _go_through(rows: Sequence[Row], folder: Path, display: Display) -> None:
     if sum(config is not None and config.mode == "run" for config in configs.values()) > 1:
         supervisor.start_fork_server()
     together = [row for row in rows if row.record is None and at_once.able(configs[row.point.id])]
-    busy = at_once.run(together, folder, configs, display) if len(together) > 1 and devices.cores() > 1 else []
-    elsewhere = [(row, run_point.stored(folder / row.point.id)) for row in busy]
+    several = len(together) > 1 and devices.cores() > 1
+    elsewhere = at_once.run(together, folder, configs, display) if several else []
     for row in rows:
-        if row.record is None and row not in busy:
+        if row.record is None and row not in [one for one, _ in elsewhere]:
             try:
                 watch = functools.partial(display.doing, row)
                 config = configs.pop(row.point.id)

@@ -30,7 +30,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(runs: Path, versions: str, losses: Sequence[float], stages: int = 1, seed: int = 0, **keys: Any) -> None:
-    corrections = {"prediction": "none", "error_feedback": False, "lr_steps": 0} | keys
+    corrections = {"prediction": False, "error_feedback": False, "lr_steps": 0} | keys
     engine = {"name": "delayed", "stages": stages, "versions": versions, "in_flight": None, "corrections": corrections}
     optimizer = {"name": "adamw", "lr": 0.1, "momentum": 0.0, "beta1": None}
     name = f"{versions}-{stages}-{seed}-{len(keys)}"
@@ -100,9 +100,9 @@ def test_what_diverges_is_a_row(runs: Path) -> None:
 
 
 def test_copies_of_the_weights_and_names_of_methods(runs: Path) -> None:
-    trained(runs, "flush", falling(1.0), prediction="none")
+    trained(runs, "flush", falling(1.0), prediction=False)
     trained(runs, "2bw", falling(1.0), error_feedback=True)
-    trained(runs, "stash", falling(1.0), stages=4, prediction="own")
+    trained(runs, "stash", falling(1.0), stages=4, prediction=True)
     trained(runs, "none", falling(1.0), stages=4, lr_steps=9)
     assert [(row[1], row[3]) for row in rows()] == [
         ("flush", "1"),

@@ -56,7 +56,7 @@ class Pipeline:
     def target(self, j: int, n: int, start: int) -> int:
         """Of which update the weights are that stage j predicts for micro-batch n."""
         group = start + n // self.every
-        if self.corrections.get("prediction") != "round_trip" or self.versions == "flush":
+        if not self.corrections.get("round_trip") or self.versions == "flush":
             return group
         through = n + 1 + self.ways_back[j]
         total = self.micro_batches if self.drain else through + self.every
@@ -166,7 +166,7 @@ def _means(before: Named, old: Named, new: Named, late: dict[str, int], pipe: Pi
 
 def _weight(weights: list[Named], moves: list[Named], name: str, version: int, target: int, pipe: Pipeline) -> Tensor:
     ahead = target - version
-    if pipe.corrections.get("prediction", "none") != "none" and ahead and name in moves[version]:
+    if pipe.corrections.get("prediction") and ahead and name in moves[version]:
         return weights[version][name] + ahead * moves[version][name]
     return weights[version][name]
 

@@ -45,7 +45,7 @@ def started() -> Iterator[None]:
     """Within it `announce` reaches all ranks; at the end they learn that all is over."""
     with blocked():
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
+            [sys.executable, "-P", "-m", __name__, str(os.getpid())],
             stdin=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))},
             start_new_session=True,
@@ -98,7 +98,7 @@ def _listen(said: Queue[str | None], met: threading.Event, parent: int) -> None:
 def main() -> None:
     """Say in the store what comes on stdin, and its end."""
     said, met = Queue[str | None](), threading.Event()
-    threading.Thread(target=_listen, args=(said, met, os.getppid()), daemon=True).start()
+    threading.Thread(target=_listen, args=(said, met, int(sys.argv[1])), daemon=True).start()
     reached = store()
     met.set()
     for line in iter(said.get, None):

@@ -33,12 +33,12 @@ STEPS = 3
 M = 12
 CORRECTIONS = {
     "none": Corrections(),
-    "prediction": Corrections(prediction="own"),
-    "round trip": Corrections(prediction="round_trip"),
+    "prediction": Corrections(prediction=True),
+    "round trip": Corrections(prediction=True, round_trip=True),
     "error feedback": Corrections(error_feedback=True),
     "learning rate": Corrections(lr_steps=20),
     "look-ahead": Corrections(look_ahead=0.9),
-    "all": Corrections(prediction="own", error_feedback=True, look_ahead=0.5, lr_steps=7),
+    "all": Corrections(prediction=True, error_feedback=True, look_ahead=0.5, lr_steps=7),
 }
 OF_NONE = {
     "discrepancy": Corrections(discrepancy=0.135),

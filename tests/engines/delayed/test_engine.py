@@ -37,8 +37,8 @@ MOMENTUM = OptimizerSpec("sgd", lr=0.05, momentum=0.9, weight_decay=0.01)
 ADAMW = OptimizerSpec("adamw", lr=0.01, weight_decay=0.01)
 SPEC = SessionSpec(("cpu",), MOMENTUM, "float64", seed=7)
 PROFILE = ModelProfile((LayerProfile("0"),))
-ALL = Corrections(prediction="own", error_feedback=True, look_ahead=0.5, lr_steps=7)
-WHOLE_WAY = Corrections(prediction="round_trip")
+ALL = Corrections(prediction=True, error_feedback=True, look_ahead=0.5, lr_steps=7)
+WHOLE_WAY = Corrections(prediction=True, round_trip=True)
 PIPEMARE = Corrections(lr_steps=7, discrepancy=0.135)
 
 
@@ -134,7 +134,7 @@ def test_the_stability_limit_of_delayed_sgd(delay: int, share: float, stable: bo
 def test_prediction_is_spectrains() -> None:
     """W - s lr v, with the momentum v of torch's SGD: section 3.2 of the paper."""
     model, lr = scalar_chain.network((1.0, 1.0, 1.0), fixed=2), 0.02
-    mine = engine(3, corrections=Corrections(prediction="own"))
+    mine = engine(3, corrections=Corrections(prediction=True))
     w, v, seen = [1.0], [0.0], []
     for n in range(20):
         old = max(0, n - 2)
@@ -339,8 +339,9 @@ def test_values_that_no_run_can_have() -> None:
     for ahead in (-0.1, 1.0, float("nan")):
         [problem] = check(Config(corrections=Corrections(look_ahead=ahead)))
         assert row(problem)[0::2] == ("engine.corrections.look_ahead", ["engine.corrections.look_ahead=0.99"])
-    wrong = Config(corrections=Corrections(prediction="True"))  # what Hydra makes of true
-    assert rows(check(wrong)) == [("engine.corrections.prediction", "True", ["engine.corrections.prediction=own"])]
+    fixes = ["engine.corrections.prediction=true", "engine.corrections.round_trip=false"]
+    alone = check(Config(corrections=Corrections(round_trip=True)))
+    assert rows(alone) == [("engine.corrections.round_trip", True, fixes)]
     for counts in ([1], [0, -1, 0], []):
         [problem] = check(Config(stages=3, way_back=counts))
         assert row(problem) == ("engine.way_back", counts, ["engine.way_back=null"])
@@ -353,16 +354,17 @@ def test_values_that_no_run_can_have() -> None:
 @pytest.mark.parametrize(
     ("versions", "prediction", "value", "fixes"),
     [
-        ("none", "none", 1.0, ["engine.corrections.discrepancy=0.135"]),
-        ("none", "none", -0.1, ["engine.corrections.discrepancy=0.135"]),
-        ("stash", "none", 0.135, ["engine.versions=none", "engine.corrections.discrepancy=0"]),
-        ("2bw", "own", 0.135, ["engine.versions=none", "engine.corrections.discrepancy=0"]),
-        ("none", "own", 0.1, ["engine.corrections.prediction=none", "engine.corrections.discrepancy=0"]),
-        ("none", "round_trip", 0.1, ["engine.corrections.prediction=none", "engine.corrections.discrepancy=0"]),
-        ("none", "none", 0.135, None),
+        ("none", False, 1.0, ["engine.corrections.discrepancy=0.135"]),
+        ("none", False, -0.1, ["engine.corrections.discrepancy=0.135"]),
+        ("stash", False, 0.135, ["engine.versions=none", "engine.corrections.discrepancy=0"]),
+        ("2bw", True, 0.135, ["engine.versions=none", "engine.corrections.discrepancy=0"]),
+        ("none", True, 0.1, ["engine.corrections.prediction=false", "engine.corrections.discrepancy=0"]),
+        ("none", False, 0.135, None),
     ],
 )
-def test_discrepancies_that_do_not_exist(versions: str, prediction: str, value: float, fixes: list[str] | None) -> None:
+def test_discrepancies_that_do_not_exist(
+    versions: str, prediction: bool, value: float, fixes: list[str] | None
+) -> None:
     found = check(Config(versions=versions, corrections=Corrections(prediction=prediction, discrepancy=value)))
     assert [row(problem)[0::2] for problem in found] == [("engine.corrections.discrepancy", fixes)] * bool(fixes)
 

@@ -210,7 +210,7 @@ def test_versions_that_do_not_exist() -> None:
         (Config(versions="stash"), 4, 2),
         (Config(corrections=Corrections(error_feedback=True)), 2, 3),
         (Config(corrections=Corrections(look_ahead=0.9)), 2, 3),
-        (Config(versions="stash", corrections=Corrections(prediction="own")), 5, 3),
+        (Config(versions="stash", corrections=Corrections(prediction=True)), 5, 3),
         (Config(versions="none", corrections=Corrections(discrepancy=0.135)), 2, 3),
         (Config(versions="none", corrections=Corrections(discrepancy=0.135, look_ahead=0.9)), 2, 4),
     ],
@@ -256,7 +256,7 @@ def test_predicted_memory_counts_the_copies_of_each_stage() -> None:
     """Each layer has 100 bytes of weights, the last stage has two layers."""
     engine = build(Config(versions="stash"))
     assert engine.copies(FIVE) == (5, 4, 3, 2, 1)
-    ahead = build(Config(versions="stash", corrections=Corrections(prediction="own")))
+    ahead = build(Config(versions="stash", corrections=Corrections(prediction=True)))
     assert ahead.copies(FIVE) == (6, 5, 4, 3, 2) and build(Config()).copies(FIVE) == (2,) * 5
     timed = ModelProfile(tuple(replace(layer, forward_s=1.0, backward_s=2.0) for layer in PROFILE.layers))
     schedule, cluster = engine.schedule(FIVE, timed), Cluster(devices_per_node=8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from engines.sbp.program import program
 from harness.core.memory_model import MemoryModel
 from harness.interfaces import BatchShape, Model, PlanRequest
 from harness.measure.count_model import count
-from harness.sbp.device_grid import Grid
+from harness.sbp.device_grid import Grid, grid_from_plan
 from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.route_to_plan import device_share
 from harness.simulator import simulate
@@ -63,6 +65,16 @@ def test_transformers_on_two_by_two() -> None:
     """A weight at both ends, one in each, dropout, and matmuls that read the same tensor."""
     some = [(transformer(True), 1), (transformer(False, 0.2), 2), (gated(), 1), (gated(tied=True), 2)]
     check([Run(model, on_mesh(model, (2, 2), 8, m), 8, (GENTLE, ADAM)[m - 1]) for model, m in some])
+
+
+@pytest.mark.parametrize(("item", "other"), [("embedding", (2, 2, 1)), ("embedding", (2, 1, 2)), ("head", (2, 2, 1))])
+def test_a_weight_that_one_end_alone_has_in_blocks_is_refused(item: str, other: tuple[int, ...]) -> None:
+    model = transformer(True)
+    plan, profile = on_mesh(model, (2, 2), 8), count(model, 8, "float64")
+    name = next(name for name in plan.strategy if name.split(".")[0] == item)
+    edited = replace(plan, strategy={**plan.strategy, name: other})
+    with pytest.raises(Unrunnable, match=r"in another way than|is not in blocks"):
+        program(edited, chain_from_profile(profile), Mesh(grid_from_plan(edited)))
 
 
 @pytest.mark.usefixtures("at_length")

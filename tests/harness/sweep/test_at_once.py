@@ -48,7 +48,9 @@ def rows_and_configs() -> tuple[list[Row], dict[str, DictConfig | None]]:
 def run(work: Callable[[Row, Callable[[], None]], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`at_once.run` on two cores, with `work` in the place of processes; returns its result, and the rows."""
 
-    def run_point_(row: Row, folder: Path, config: Any, waiting: Callable[[], None], here: bool) -> None:
+    def run_point_(
+        row: Row, folder: Path, config: Any, waiting: Callable[[], None], here: bool, environment: Any
+    ) -> None:
         assert here is False and config is not None
         work(row, waiting)
         row.record = RunRecord(row.point.id, "ok")
@@ -80,7 +82,7 @@ def test_what_another_sweep_runs_is_returned(tmp_path: Path, monkeypatch: pytest
             raise Busy("it is another one's")
 
     elsewhere, rows = run(work, tmp_path, monkeypatch)
-    assert elsewhere == [rows[1]] and rows[1].record is None and rows[1].waits == "elsewhere"
+    assert elsewhere == [(rows[1], None)] and rows[1].record is None and rows[1].waits == "elsewhere"
     assert rows[0].record and rows[2].record
 
 
@@ -107,6 +109,24 @@ def test_an_interrupt_reaches_those_that_run_and_begins_no_others(
     error, rows = run(work, tmp_path, monkeypatch)
     assert isinstance(error, KeyboardInterrupt)
     assert len(begun) == 2 and not any(row.record for row in rows)
+
+
+def test_an_error_reaches_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a full disk, say: those that run are asked to end, and no others begin."""
+    begun: list[Row] = []
+
+    def work(row: Row, waiting: Callable[[], None]) -> None:
+        begun.append(row)
+        if len(begun) == 1:
+            raise OSError("no space left")
+        for _ in range(2000):
+            waiting()
+            threading.Event().wait(0.01)
+        raise AssertionError("nobody has ended it")
+
+    with pytest.raises(OSError, match="no space left"):
+        run(work, tmp_path, monkeypatch)
+    assert len(begun) == 2
 
 
 @pytest.mark.full
