@@ -44,6 +44,7 @@ def scale(rounds: int) -> list[dict[str, Any]]:
     """Each size once, in a process of its own. The exponent is that of the time between a size and the one before."""
     rows = []
     for name, subject in SUBJECTS.items():
+        measured(subject.work, subject.sizes[0])  # which makes the profiles
         before: tuple[int, float] | None = None
         for size in subject.sizes:
             taken = measured(subject.work, size)
