@@ -57,15 +57,19 @@ def run(
     def one(row: Row) -> None:
         waiting()
         place = folder / row.point.id
-        run_point.run_point(row, place, configs[row.point.id], waiting, here=False, environment=ONE_THREAD)
+        try:
+            run_point.run_point(row, place, configs[row.point.id], waiting, here=False, environment=ONE_THREAD)
+        except Exception as error:
+            if not isinstance(error, Busy):
+                stopped.append(KeyboardInterrupt("another point could not be run"))
+            raise
 
     names = {name: str(made.engine.name) for name, made in configs.items() if made}
     with futures.ThreadPoolExecutor(min(len(rows), devices.cores())) as pool:
         try:
             return _watched({pool.submit(one, row): row for row in rows}, folder, display, names)
-        except BaseException as error:  # the others are asked to end, and leave their records
-            failed = KeyboardInterrupt("another point could not be run")
-            stopped.append(error if isinstance(error, KeyboardInterrupt) else failed)
+        except KeyboardInterrupt as error:  # the others are asked to end, and leave their records
+            stopped.append(error)
             raise
 
 

@@ -14,9 +14,9 @@ from engines.sbp.program import program
 from harness.core.memory_model import MemoryModel
 from harness.interfaces import BatchShape, Model, PlanRequest
 from harness.measure.count_model import count
-from harness.sbp.device_grid import Grid, grid_from_plan
+from harness.sbp.device_grid import Grid
 from harness.sbp.matmul_chain import chain_from_profile
-from harness.sbp.route_to_plan import device_share
+from harness.sbp.route_to_plan import device_share, grid_from_plan
 from harness.simulator import simulate
 from models.gpt.config import Config as GPTConfig
 from models.gpt.gpt import build as gpt

@@ -126,7 +126,7 @@ def test_an_error_reaches_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     with pytest.raises(OSError, match="no space left"):
         run(work, tmp_path, monkeypatch)
-    assert len(begun) == 2
+    assert len(begun) <= 2
 
 
 @pytest.mark.full
