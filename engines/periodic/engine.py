@@ -155,7 +155,7 @@ class PeriodicEngine(Engine):
             versions=versions,
             optimizer=model.optimizer + config.corrections.kept,
             freed=True,
-            updating=(float(config.corrections.kept > 0), updating(model)),
+            updating=(1.0 if config.corrections.kept else 0.0, updating(model)),
         )
 
     def copies(self, plan: Plan) -> tuple[int, ...]:
