@@ -13,11 +13,12 @@ PATIENCE = 2000
 class LossScale:
     """Halved at an overflow, doubled after `PATIENCE` steps without one; or `fixed`.
 
-    `overflow` says at what scale the last step overflowed; "" if it did not.
+    `overflow` says at what scale the last step overflowed; "" if it did not. `instead` are keys of a run without
+    float16.
     """
 
-    def __init__(self, fixed: float | None = None) -> None:
-        self.fixed = fixed
+    def __init__(self, fixed: float | None = None, instead: str = "precision=bf16") -> None:
+        self.fixed, self.instead = fixed, instead
         self.value = START if fixed is None else fixed
         self.good = self.skipped = 0
         self.overflow = ""
@@ -46,7 +47,7 @@ class LossScale:
         if self.fixed is None:
             if self.value / 2 < LEAST:
                 raise FloatingPointError(
-                    f"{self.overflow}, which falls to {LEAST:g} at most -> bfloat16, or a smaller optimizer.lr"
+                    f"{self.overflow}, which falls to {LEAST:g} at most -> {self.instead}, or a smaller optimizer.lr"
                 )
             self.value /= 2
 

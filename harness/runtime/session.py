@@ -59,7 +59,8 @@ class BaseSession(ABC):
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
         self.model, self.plan, self.spec = model, plan, spec
         self.steps = 0
-        self.scaling = LossScale() if spec.grad_scaler else None
+        instead = "precision.autocast=bfloat16 precision.grad_scaler=false"
+        self.scaling = LossScale(instead=instead) if spec.grad_scaler else None
         self.skipped: Problem | None = None
         self.bytes_sent: Counter[str] = Counter()
         self.recording = Recording()

@@ -19,7 +19,7 @@ from harness.cli.compose import compose
 from harness.config import registry
 from harness.interfaces import OptimizerSpec, Session, StepMetrics
 from harness.runtime.loss_scale import START
-from tests.engines import networks
+from tests.engines import networks, zoo
 from tests.engines.contract import Case
 from tests.engines.networks import Network
 from tests.engines.test_resuming import flat
@@ -96,6 +96,20 @@ def test_a_step_that_overflows_is_none_and_the_scale_falls(name: str) -> None:
     assert "float16" in str(metrics[0].skipped)
     again, _ = _trained(case, 1, True, start=states[-1])
     assert again[0].skipped is None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_cross_entropy_begins_with_the_first_scale(name: str) -> None:
+    """Its own gradient is at most 1 / samples: times 65536 it would leave float16, were the loss in it."""
+    metrics, states = _trained(CASES[name](zoo.model("mlp")), 2, True)
+    assert [step.skipped for step in metrics] == [None, None]
+    assert states[-1]["loss_scale"] == {"value": START, "good": 2}
+
+
+def test_a_loss_of_many_tokens_stays_in_range() -> None:
+    """64 x 512 times log 1000 is more than float16 has."""
+    model, tokens = zoo.model("gpt"), torch.zeros(64, 512, dtype=torch.int64)
+    assert torch.isfinite(model.loss(torch.zeros(64, 512, 1000, dtype=torch.float16), tokens))
 
 
 @pytest.mark.parametrize(
