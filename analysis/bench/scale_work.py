@@ -3,6 +3,7 @@ own; prints the seconds of the work alone, and the bytes of the largest of its p
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import resource
@@ -162,8 +163,12 @@ SUBJECTS = {one.__name__: one for one in (stages, simulation, tuning, madpipe, a
 
 def main(arguments: list[str]) -> int:
     """Prints what the work has taken; returns 0."""
+    parser = argparse.ArgumentParser("python -m analysis.bench.scale_work", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("subject", choices=SUBJECTS)
+    parser.add_argument("size", type=int)
+    wanted = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        work = SUBJECTS[arguments[0]](int(arguments[1]), folder)
+        work = SUBJECTS[wanted.subject](wanted.size, folder)
         start = time.perf_counter()
         work()
         seconds = time.perf_counter() - start
