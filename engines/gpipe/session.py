@@ -80,7 +80,7 @@ class GPipeSession(LocalSession):
     def train_step(self, batch: Batch) -> Tensor:
         self.stage.passes = self.steps
         loss = self._forward_backward(batch)
-        self.updates = self.unscale()
+        self.unscale()
         if self.stage.queues is None:
             self._step_optimizers_in_sequence()
             self.spans = self.stage.recorder.spans()
@@ -119,7 +119,7 @@ class GPipeSession(LocalSession):
         self._synchronize()
 
     def _update(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.updates:
+        if self.skipped is None:
             optimizer.step()
 
     def held_by_device(self) -> dict[int, list[Tensor]]:

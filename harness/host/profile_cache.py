@@ -90,7 +90,12 @@ def path(
 def keyed(folder: Path, name: str, key: Mapping[str, object], more: str = "") -> Path:
     """Returns the path in a folder of what depends on `key`; people know it by its `name` and by `more`."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', name)}-{more}{digest}.json"
+    return folder / f"{plain(name)}-{more}{digest}.json"
+
+
+def plain(name: str) -> str:
+    """Returns a name as a part of a file's."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)
 
 
 def folder() -> Path:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -66,8 +65,7 @@ def _known(config: DictConfig) -> EngineCosts | None:
 def _made(config: DictConfig, here: Machine, folder: Path, title: str, progress: Progress) -> EngineCosts:
     """New costs, for the cache, too; or those that another process measures at this moment."""
     place = _place(config)
-    busy = partial(progress.phase, "waiting", "until another run has profiled or measured")
-    with one_at_a_time.alone(one_at_a_time.MEASURING, busy):
+    with one_at_a_time.alone(one_at_a_time.MEASURING, progress.phase):
         if known := _known(config):
             return known
         before = profile_cache.exists(place, config.remeasure)

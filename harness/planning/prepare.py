@@ -247,7 +247,7 @@ class _Preparation:
         """Measure this machine in a worker process, once, and cache it for later runs."""
         wanted = profiles.wanted(self.config)
         tf32, limit_s = self.config.precision.tf32, self.config.launch.timeout_s
-        with one_at_a_time.alone(one_at_a_time.MEASURING, self.profiles.wait):
+        with one_at_a_time.alone(one_at_a_time.MEASURING, self.progress.phase):
             if known := _stored_machine(self.config):
                 return known
             self.progress.phase("measuring this machine", "once: peaks, memory, links")

@@ -8,7 +8,6 @@ counted on the meta device  (cache, worker)-'
 from __future__ import annotations
 
 import linecache
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -83,7 +82,7 @@ class Profiles:
     def made(self, origin: Origin) -> ModelProfile:
         """A new profile, for the cache, too; or the one that another process makes at this moment."""
         what = one_at_a_time.MEASURING if origin == "measured" else f"counting-{self.config.model.name}"
-        with one_at_a_time.alone(re.sub(r"[^A-Za-z0-9_-]+", "-", what), self.wait):
+        with one_at_a_time.alone(what, self.progress.phase):
             self.__dict__.pop("disturbed", None)  # another process may have measured again
             if profile := self.cached(origin):
                 return profile
@@ -95,9 +94,6 @@ class Profiles:
                 profile_cache.mark_repeated(place)
                 self.disturbed = False
             return profile
-
-    def wait(self) -> None:
-        self.progress.phase("waiting", "until another run has profiled or measured")
 
     def given(self) -> ModelProfile:
         """The profile of the user's file. What is wrong with one of another model is raised before it is planned."""

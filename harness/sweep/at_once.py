@@ -59,9 +59,10 @@ def run(
         place = folder / row.point.id
         try:
             run_point.run_point(row, place, configs[row.point.id], waiting, here=False, environment=ONE_THREAD)
-        except Exception as error:
-            if not isinstance(error, Busy):
-                stopped.append(KeyboardInterrupt("another point could not be run"))
+        except Busy:
+            raise
+        except Exception:
+            stopped.append(KeyboardInterrupt("another point could not be run"))
             raise
 
     names = {name: str(made.engine.name) for name, made in configs.items() if made}

@@ -114,20 +114,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     engine = registry.build("engine", config.engine)
     if engine.capabilities.multi_process:
         network.use(config.launch.interface)
-    optimizer, precision = OptimizerSpec(**config.optimizer), config.precision
-    unused, by_value = any(layer.traits.unused for layer in profile.layers), bool(profile.by_value)
-    spec = SessionSpec(
-        names,
-        optimizer,
-        precision.dtype,
-        precision.autocast,
-        config.seed,
-        unused,
-        by_value,
-        precision.channels_last,
-        precision.compile,
-        precision.grad_scaler,
-    )
+    spec = _spec(config, names, profile)
     if not (rendezvous and rendezvous.rank):
         say(f"building {model.name} on {', '.join(names)}")
 
@@ -147,6 +134,22 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
             done = train_session(session)
     if done:
         save_result(*done, folder, plan.devices, model)
+
+
+def _spec(config: DictConfig, names: tuple[str, ...], profile: ModelProfile) -> SessionSpec:
+    precision = config.precision
+    return SessionSpec(
+        names,
+        OptimizerSpec(**config.optimizer),
+        precision.dtype,
+        precision.autocast,
+        config.seed,
+        unused=any(layer.traits.unused for layer in profile.layers),
+        by_value=bool(profile.by_value),
+        channels_last=precision.channels_last,
+        compile=precision.compile,
+        grad_scaler=precision.grad_scaler,
+    )
 
 
 ACTIONS: dict[str, Callable[..., None]] = {
