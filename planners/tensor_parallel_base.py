@@ -27,7 +27,7 @@ from harness.sbp.matmul_chain import Chain, chain_from_profile
 from harness.sbp.memory_limit import TooLarge, held
 from harness.sbp.route_to_plan import device_share, matmul_figures, with_exchanges, with_route
 from harness.sbp.shortest_path import Ends, Infeasible, Route, Search
-from harness.sbp.strategy_costs import Costs, Rules
+from harness.sbp.strategy_costs import INFINITE, Costs, Rules
 from harness.simulator.memory_timeline import working_bytes
 from planners import block_partition, pipeline, stage_costs
 from planners.memory_bisection import cheapest_that_fits
@@ -58,8 +58,12 @@ class SplitProblem:
     available: float
     needed: Callable[[Route], float]
     limit: float
-    known: dict[tuple[Routes, Ends, Rules], list[Route]] = field(default_factory=dict, compare=False, repr=False)
+    known: dict[tuple[Routes, Ends, Rules], list[baselines.Made]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     """Routes that were made, which many limits choose from; of this chain and these costs, but for their rules."""
+    searches: dict[tuple[Ends, Rules, bool], Search] = field(default_factory=dict, compare=False, repr=False)
+    """Searches that were begun, which know what does not depend on a limit; as `known` of one chain."""
 
     @property
     def evenly(self) -> float:
@@ -69,16 +73,23 @@ class SplitProblem:
         inputs = sum(item.input_elements * chain.element_bytes for item in chain.matmuls if not item.look_up)
         return (self.costs.state * sum(weights.values()) + inputs) / grid.size(grid.all)
 
-    def search(self, ends: Ends, **more: Any) -> Search:
+    def search(self, ends: Ends, repeat: bool = False) -> Search:
         """Return a search for the cheapest route, with layouts of input and output as in `ends`."""
-        return Search(self.chain, self.costs, ends, **more)
+        key = ends, self.costs.rules, repeat
+        if key not in self.searches:
+            self.searches[key] = Search(self.chain, self.costs, ends, repeat=repeat)
+        return self.searches[key]
 
     def cheapest(self, routes: Routes, ends: Ends) -> Route:
-        """Returns the cheapest of a few routes that keeps within the limit. Raises TooLarge where none does."""
-        key = routes, ends, self.costs.rules
+        """Returns the cheapest of a few routes that keeps within the limits. Raises TooLarge where none does, and
+        Infeasible where there is none, or exchanges of all need too much."""
+        rules = replace(self.costs.rules, exchange_bytes=INFINITE)
+        key = routes, ends, rules
         if key not in self.known:
-            self.known[key] = routes(self.chain, self.costs, ends)
-        return baselines.cheapest(self.known[key], self.search(ends), self.limit)
+            free = replace(self, costs=replace(self.costs, rules=rules))
+            found = routes(free.chain, free.costs, ends)
+            self.known[key] = [baselines.Made.of(route, free.search(ends)) for route in found]
+        return baselines.cheapest(self.known[key], self.limit, self.costs.rules.exchange_bytes)
 
     def fitting(self, find: Find, ends: Ends) -> Route:
         """Returns the cheapest route that fits of those found with several limits of exchanges (`EXCHANGES`), or the

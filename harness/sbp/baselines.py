@@ -9,6 +9,7 @@ SUMMA           every matmul on a mesh r x c: inputs go along rows, weights alon
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from harness.sbp.device_grid import Degree, Grid, Strategy, Summa, below, minus
 from harness.sbp.matmul_chain import Chain, Matmul, Residual
@@ -57,13 +58,31 @@ def megatron(chain: Chain, costs: Costs, ends: Ends, tensor: Sequence[Degree] | 
     return routes
 
 
-def cheapest(routes: Sequence[Route], search: Search, limit: float = INFINITE) -> Route:
+class Made(NamedTuple):
+    """A route, the bytes that a device holds with it, and the most bytes that one matmul's exchanges of gradients
+    need."""
+
+    route: Route
+    held: float
+    exchange_bytes: float
+
+    @classmethod
+    def of(cls, route: Route, search: Search) -> Made:
+        """Counts both. Exchanges of SUMMA's matmuls are not among those that a limit excludes."""
+        split = [one for one in route.steps if isinstance(one, Step) and isinstance(one.strategy, Strategy)]
+        needs = (search.costs.exchange_bytes(one.item, one.strategy) for one in split)
+        return cls(route, held(route, search), max(needs, default=0.0))
+
+
+def cheapest(routes: Sequence[Made], limit: float = INFINITE, exchange_bytes: float = INFINITE) -> Route:
     """Returns the route of least seconds that holds at most `limit` bytes on a device. Raises TooLarge where none
-    does."""
-    sizes = [held(route, search) for route in routes]
-    fitting = [route for route, size in zip(routes, sizes, strict=True) if size <= limit]
+    does, and Infeasible where exchanges of all need more than `exchange_bytes`."""
+    able = [one for one in routes if one.exchange_bytes <= exchange_bytes]
+    if not able:
+        raise Infeasible("exchanges of gradients need more than their limit")
+    fitting = [one.route for one in able if one.held <= limit]
     if not fitting:
-        raise TooLarge(min(sizes))
+        raise TooLarge(min(one.held for one in able))
     return min(fitting, key=lambda route: route.seconds)
 
 

@@ -23,15 +23,14 @@ class TooLarge(Infeasible):
 
 def cheapest_within(search: Search, limit: float) -> Route:
     """Returns the cheapest route that holds at most `limit` bytes on a device (`Costs.held`). Raises TooLarge."""
-    search = search.priced(0.0)
-    cheap, small = search.route(), search.priced(1.0, scale=0.0).route()
+    cheap, small = search.best(0.0), search.best(1.0, scale=0.0)
     if held(cheap, search) <= limit * (1 + CLOSE):
         return cheap
     if held(small, search) > limit * (1 + CLOSE):
         raise TooLarge(held(small, search))
     price, fits = _best_price(search, with_seconds(cheap, search.costs), with_seconds(small, search.costs), limit)
     return (
-        with_seconds(BoundedSearch(search, limit, price, fits).route(), search.costs)
+        with_seconds(BoundedSearch(search.priced(0.0), limit, price, fits).route(), search.costs)
         if fits.seconds > cheap.seconds
         else fits
     )
@@ -63,7 +62,7 @@ def _best_price(search: Search, cheap: Route, small: Route, limit: float) -> tup
     while True:
         more = held(cheap, search) - held(small, search)
         price = max(0.0, (small.seconds - cheap.seconds) / more)
-        route = with_seconds(search.priced(price).route(), search.costs)
+        route = with_seconds(search.best(price), search.costs)
         line = cheap.seconds + price * held(cheap, search)
         if route.seconds + price * held(route, search) >= line * (1 - CLOSE):
             return price, fits

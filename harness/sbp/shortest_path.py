@@ -74,13 +74,20 @@ class Search:
         self._cache: dict[object, Matrix] = {}
         self._matmuls: dict[object, Edges] = {}
         self._loops: list[Loop] = []
+        self._best: dict[tuple[float, float], Route] = {}
         self.matmuls = self.chain.matmuls
 
     def priced(self, price: float, scale: float = 1.0) -> Search:
         """Returns the same search with another objective; results that do not depend on it are shared."""
         search = replace(self, scale=scale, price=price)
-        search._matmuls, search._loops = self._matmuls, self._loops
+        search._matmuls, search._loops, search._best = self._matmuls, self._loops, self._best
         return search
+
+    def best(self, price: float, scale: float = 1.0) -> Route:
+        """Returns the cheapest route with another objective, which is searched once. Raises Infeasible as `route`."""
+        if (price, scale) not in self._best:
+            self._best[price, scale] = self.priced(price, scale).route()
+        return self._best[price, scale]
 
     def route(self) -> Route:
         """Returns the cheapest route. Raises Infeasible where no strategy of some matmul is allowed."""
