@@ -89,7 +89,8 @@ class PlanRequest:
 
     `placement[j]` is the device of stage j, for engines that have several stages on a device; without it there are
     `pipeline` stages, stage j on device j. `layers` are those of the model, where it is known. `refused` says why the
-    engine cannot run a plan, for planners that have another one.
+    engine cannot run a plan, for planners that have another one. A search over many plans does without the baselines
+    that a plan `compares` itself with.
     """
 
     batch: BatchShape
@@ -100,6 +101,7 @@ class PlanRequest:
     placement: tuple[int, ...] = ()
     layers: int | None = None
     refused: Refused = lambda plan: ()
+    compares: bool = True
 
     @property
     def devices(self) -> tuple[int, ...]:

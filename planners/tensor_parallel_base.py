@@ -239,7 +239,7 @@ def to_plan(
     problem: SplitProblem, route: Route, profile: ModelProfile, cluster: Cluster, request: PlanRequest, ends: Ends
 ) -> Plan:
     """Returns the plan; `predicted` has the communication of a step in all, by phase and by matmul, and of
-    baselines."""
+    baselines where the request asks for them."""
     plan = pipeline.to_plan(_cut(profile, cluster, request), request, {})
     plan = with_route(plan, route, problem.costs, profile, ends)
     figures = matmul_figures(route, problem.costs)
@@ -249,7 +249,9 @@ def to_plan(
     phases = total(figures, "seconds") | ({"recompute": recompute_s} if recompute_s else {})
     predicted = {"communication_s": route.seconds + recompute_s, "communication_by_phase_s": phases}
     predicted |= {"held_bytes": round(held(route, problem.search(ends))), "products": figures}
-    return replace(plan, predicted=predicted | {"baselines": compare_baselines(problem, ends)})
+    if request.compares:
+        predicted["baselines"] = compare_baselines(problem, ends)
+    return replace(plan, predicted=predicted)
 
 
 def compare_baselines(problem: SplitProblem, ends: Ends) -> dict[str, dict[str, Any]]:

@@ -114,8 +114,11 @@ def locked(engine: Engine, cluster: Cluster, profile: ModelProfile, devices: int
     return replace(cluster, cores=min(cluster.cores, devices / (1 + profile.lock_share * (devices - 1))))
 
 
-def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster) -> Layout:
-    """Plan, without simulating. Raises `NoPlan` where there is none, `CannotRun` where the engine refuses it."""
+def laid_out(
+    config: DictConfig, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster, compares: bool = True
+) -> Layout:
+    """Plan, without simulating; `compares` as in a request. Raises `NoPlan` where there is none, `CannotRun` where the
+    engine refuses it."""
     cluster = used_by(engine, cluster).used_with(config.engine.name, optimizer_kind(config))
     wanted = mesh(config, engine, profile, cluster)
     cluster = locked(engine, cluster, profile, wanted.size)
@@ -130,7 +133,7 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
             *engine.check(one, profile, cluster, model),
         ]
 
-    plan = planner.plan(profile, cluster, model, replace(request, refused=refused))
+    plan = planner.plan(profile, cluster, model, replace(request, refused=refused, compares=compares))
     refuse(refused(plan))
     plan = engine.ordered(plan, profile, cluster, model, refused)
     if config.memory == "auto":

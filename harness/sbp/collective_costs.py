@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.core.cluster import Cluster
-from harness.sbp.device_grid import Degree, Grid
+from harness.sbp.device_grid import Degree, Grid, grid_of
 from harness.simulator.routes import ROOTED, STEPS
 
 
@@ -77,4 +77,4 @@ def grid_from_cluster(cluster: Cluster, devices: int) -> Grid:
     local = min(devices, cluster.devices_per_node)
     if devices % local:
         raise ValueError(f"{devices} devices fill no whole number of nodes of {local}")
-    return Grid(devices // local, local)
+    return grid_of(devices // local, local)

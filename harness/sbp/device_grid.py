@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 from operator import add, sub
@@ -127,8 +127,7 @@ class Grid:
 
     def strategy_or_mesh(self, numbers: tuple[int, ...]) -> Strategy | Summa:
         """Inverts `numbers`, those of a mesh, too. Raises ValueError for other numbers."""
-        mesh = len(numbers) in (2, 4)
-        return Summa(*self._degrees(numbers, 2)) if mesh else self.strategy(numbers)
+        return _read(self, tuple(numbers))
 
     def _degrees(self, numbers: tuple[int, ...], count: int) -> list[Degree]:
         several = self.nodes > 1 and self.local > 1
@@ -137,6 +136,18 @@ class Grid:
         if several:
             return [self.degree(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
         return [self.degree(n, 1) if self.nodes > 1 else self.degree(1, n) for n in numbers]
+
+
+@lru_cache(maxsize=1024)
+def _read(grid: Grid, numbers: tuple[int, ...]) -> Strategy | Summa:
+    mesh = len(numbers) in (2, 4)
+    return Summa(*grid._degrees(numbers, 2)) if mesh else grid.strategy(numbers)
+
+
+@lru_cache(maxsize=256)
+def grid_of(nodes: int, local: int) -> Grid:
+    """Returns a grid, which keeps what it has counted: plans are read again and again."""
+    return Grid(nodes, local)
 
 
 def minus(degree: Degree, other: Degree) -> Degree:

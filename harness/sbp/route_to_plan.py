@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -14,7 +14,7 @@ from harness.core.plan import Plan, Stage, Traffic
 from harness.sbp import summa
 from harness.sbp.collective_costs import Collectives
 from harness.sbp.collective_volume import messages
-from harness.sbp.device_grid import Degree, Grid, Strategy, Summa
+from harness.sbp.device_grid import Degree, Grid, Strategy, Summa, grid_of
 from harness.sbp.matmul_chain import Attention, Chain, Matmul, Residual, chain_from_profile, matmul_name, part_names
 from harness.sbp.shortest_path import Ends, Move, Route, Step
 from harness.sbp.strategy_costs import Costs, exchange_bytes
@@ -86,8 +86,8 @@ def grid_from_plan(plan: Plan) -> Grid:
     """Returns the grid of a plan's strategies; one row of devices where no number distinguishes nodes."""
     numbers = next(iter(plan.strategy.values()), (1, 1, 1))
     if len(numbers) in (2, 3):  # a mesh, or three factors
-        return Grid(1, prod(numbers))
-    return Grid(prod(numbers[::2]), prod(numbers[1::2]))
+        return grid_of(1, prod(numbers))
+    return grid_of(prod(numbers[::2]), prod(numbers[1::2]))
 
 
 Sent = dict[tuple[str, str], tuple[float, float]]
@@ -137,12 +137,12 @@ def _add(sent: Sent, name: str, phase: str, seconds: float, size: float) -> None
 def _owners(route: Route) -> list[str]:
     """Returns the name of the matmul that each step belongs to."""
     names = [step.item.name if isinstance(step, Step) else "" for step in route.steps]
-    owners = []
-    for number, (step, name) in enumerate(zip(route.steps, names, strict=True)):
-        previous, following = reversed(names[:number]), names[number:]
-        near = [*previous, *following] if isinstance(step, Move) and step.past else [*following, *previous]
-        owners.append(name or next(filter(None, near)))
-    return owners
+    previous = [*accumulate(names, lambda last, name: name or last)]
+    following = [*accumulate(reversed(names), lambda last, name: name or last)][::-1]
+    return [
+        before or after if isinstance(step, Move) and step.past else after or before
+        for step, before, after in zip(route.steps, previous, following, strict=True)
+    ]
 
 
 def _traffic(plan: Plan, route: Route, costs: Costs, profile: ModelProfile) -> tuple[tuple[Traffic, ...], ...]:

@@ -155,12 +155,12 @@ class Judge:
             return replace(line, problems=error.problems)
         return replace(line, closed_form_step_time_s=seconds)
 
-    def layout(self, one: Candidate) -> Layout:
-        """Plan a candidate. Raises `CannotRun` and `NoPlan` where a run of it would."""
+    def layout(self, one: Candidate, compares: bool = False) -> Layout:
+        """Plan a candidate; if it `compares`, next to baselines. Raises `CannotRun` and `NoPlan` where a run would."""
         scheme, ground = self.by_settings[one.settings], self.grounds[one.micro_batch]
         if found := self.against_layers(one, ground):
             raise CannotRun(found)
-        return laid_out(self.config_of(one), scheme.engine, scheme.planner, ground.profile, ground.cluster)
+        return laid_out(self.config_of(one), scheme.engine, scheme.planner, ground.profile, ground.cluster, compares)
 
     def simulation(self, line: Line) -> tuple[Line, Draft | None]:
         """The line, once judged, with what the simulator finds; a draft if it fits."""
@@ -175,6 +175,13 @@ class Judge:
         full = tuple(plan_fits.check_memory(draft.plan, peaks, draft.cluster, draft.memory))
         line = replace(line, problems=full, simulated_memory_bytes=max(peaks), simulated_step_time_s=seconds)
         return line, None if full else draft
+
+    def compared(self, one: Candidate, draft: Draft) -> Draft:
+        """The draft of a candidate, next to the baselines that its planner knows."""
+        if not draft.plan.strategy:
+            return draft
+        planned = self.layout(one, compares=True).plan
+        return replace(draft, plan=replace(draft.plan, predicted={**planned.predicted, **draft.plan.predicted}))
 
     def held(self, line: Line) -> dict[str, int]:
         """What fills the fullest device of a candidate that has a plan, at its peak; nothing without a schedule."""
