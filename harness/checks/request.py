@@ -28,6 +28,13 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
         *mesh,
         *_micro_batches(config, after_fixes(mesh, "mesh.data", given_degree(config, "data") or 1)),
         *_tensor_parallel(config, can),
+        *on_any_mesh(config, can),
+    ]
+
+
+def on_any_mesh(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """Return the problems of the request that it has with any mesh and any micro-batches, the last ones of `request`."""
+    return [
         *_costs(config),
         *_place(config),
         *_dtype(config, can),

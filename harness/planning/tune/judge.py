@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
-from harness.checks import engine_support, plan_fits, profile_match, stored_profile
+from harness.checks import engine_support, plan_fits, profile_match, request, stored_profile
 from harness.config import cluster_config, registry
 from harness.config import overrides as config_overrides
 from harness.core.memory_model import MemoryModel
@@ -41,6 +41,8 @@ class Judge:
         self.unsplit: dict[tuple[str, int, int], tuple[Problem, ...]] = {}
         """Planner, tensor size and micro-batch of a model that cannot be split so, whatever else the plan has."""
         self.counted: dict[Shape, Counted] = {}
+        self.on_any_mesh: dict[Settings, tuple[Problem, ...]] = {}
+        """What rules out all candidates of a scheme, and is all that rules out one of them."""
 
     def scheme_of(self, one: Candidate) -> Scheme:
         """The scheme of a candidate."""
@@ -60,7 +62,12 @@ class Judge:
         return memory_model(scheme.config, scheme.engine, one.mesh, self.grounds[one.micro_batch].profile)
 
     def against(self, one: Candidate) -> tuple[Problem, ...]:
-        """Return the problems that rule a candidate out whatever the model's layers cost."""
+        """Return the problems that rule a candidate out whatever the model's layers cost.
+
+        Where a scheme is out on any mesh, further candidates are not asked what is wrong with their meshes.
+        """
+        if one.settings in self.on_any_mesh:
+            return self.on_any_mesh[one.settings]
         scheme, uneven = self.by_settings[one.settings], one.uneven()
         own, planner = self.config_of(one), scheme.config.planner.name
         found = engine_support.early(own, scheme.engine, self.cluster)
@@ -70,6 +77,8 @@ class Judge:
             return tuple(problem for problem in found if not problem.key.startswith("batch.")) or tuple(uneven)
         if self.stored:
             found += profile_match.stored(own, self.stored, config_overrides.given(self.overrides, "model"))
+        if found and found == request.on_any_mesh(own, scheme.engine.capabilities):
+            self.on_any_mesh[one.settings] = tuple(found)
         return tuple(found)
 
     def against_layers(self, one: Candidate, ground: Ground) -> list[Problem]:
