@@ -33,7 +33,7 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
 
 
 def on_any_mesh(config: DictConfig, can: Capabilities) -> list[Problem]:
-    """Return the problems of the request that it has with any mesh and any micro-batches, the last ones of `request`."""
+    """Return the problems that a request has with any mesh and micro-batches, the last ones of `request`."""
     return [
         *_costs(config),
         *_place(config),

@@ -145,29 +145,35 @@ def laid_out(
 
 
 @no_collection()
-def drafted(config: DictConfig, engine: Engine, layout: Layout) -> Draft:
-    """Simulate one step of a plan. Raises `CannotRun` where its schedule cannot be executed."""
+def drafted(config: DictConfig, engine: Engine, layout: Layout, validated: bool = False) -> Draft:
+    """Simulate one step of a plan; `validated` says that its schedule was, with fewer micro-batches. Raises `CannotRun`
+    where it cannot be executed."""
     plan, profile, cluster, model = layout.plan, layout.profile, layout.cluster, layout.memory
     schedule = engine.schedule(plan, profile)
+    if not validated:
+        _refuse_invalid(config.engine.name, schedule, plan)
     simulation = _simulated(config, schedule, plan, profile, cluster, model)
     plan = replace(plan, predicted={**plan.predicted, **simulation.figures})
     return Draft(plan, schedule, profile, cluster, model, simulation)
 
 
-def _simulated(
-    config: DictConfig, schedule: Schedule, plan: Plan, profile: ModelProfile, cluster: Cluster, model: MemoryModel
-) -> Simulation:
-    """Simulate one step. Errors of the schedule are errors of the engine."""
-    engine = config.engine.name
+def _refuse_invalid(engine: str, schedule: Schedule, plan: Plan) -> None:
+    """Errors of the schedule are errors of the engine."""
     found = validation_errors(schedule, plan)
     if found:
         more = [Problem("engine", engine, f"has {len(found) - SHOWN} more of these")] if len(found) > SHOWN else []
         raise CannotRun([*(of_engine(engine, fault) for fault in found[:SHOWN]), *more])
+
+
+def _simulated(
+    config: DictConfig, schedule: Schedule, plan: Plan, profile: ModelProfile, cluster: Cluster, model: MemoryModel
+) -> Simulation:
+    """Simulate one step. A schedule that cannot be executed is an error of the engine."""
     try:
         return simulate(schedule, plan, profile, cluster, model)
     except (Deadlock, ValueError) as error:
         message = " ".join(f"has a schedule that cannot be executed: {error}".split())
-        raise CannotRun([Problem("engine", engine, message)]) from error
+        raise CannotRun([Problem("engine", config.engine.name, message)]) from error
 
 
 def of_engine(engine: str, fault: Problem) -> Problem:

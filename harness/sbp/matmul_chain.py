@@ -10,6 +10,7 @@ they are.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -101,6 +102,10 @@ class Chain:
             yield from item.items if isinstance(item, Residual) else (item,)
 
 
+_KNOWN: deque[tuple[ModelProfile, Chain]] = deque(maxlen=16)
+"""Chains of the last profiles, the same objects: a search asks for them again and again."""
+
+
 def chain_from_profile(profile: ModelProfile) -> Chain:
     """Returns the chain of a profile.
 
@@ -111,6 +116,15 @@ def chain_from_profile(profile: ModelProfile) -> Chain:
     A layer's matmuls in one submodule ("attention.qkv", "attention.projection") are a residual branch if what enters
     them is added to what leaves them. Raises ValueError for a model without matmuls.
     """
+    for known, chain in _KNOWN:
+        if known is profile:
+            return chain
+    chain = _chain(profile)
+    _KNOWN.append((profile, chain))
+    return chain
+
+
+def _chain(profile: ModelProfile) -> Chain:
     width = DTYPE_BYTES[profile.autocast or profile.dtype]
     in_a_row = not profile.skips and not any(map(_mixes, profile.layers))
     items = [item for number in range(len(profile.layers)) for item in _layer_items(profile, number, width, in_a_row)]

@@ -36,7 +36,10 @@ def simulated(config: DictConfig, engine: Engine, layout: Layout) -> Draft:
     if plan.micro_batches * len(plan.stages) <= WHOLE or plan.micro_batches <= counts[1]:
         return draft.drafted(config, engine, layout)
     short, longer = (
-        draft.drafted(config, engine, replace(layout, plan=replace(plan, micro_batches=count))) for count in counts
+        draft.drafted(
+            config, engine, replace(layout, plan=replace(plan, micro_batches=count)), validated=count > counts[0]
+        )
+        for count in counts
     )
     growth = (plan.micro_batches - counts[1]) / (counts[1] - counts[0])
     figures = _extended(short.simulation.figures, longer.simulation.figures, growth)
