@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import prod
 from typing import ClassVar, cast, get_args
@@ -68,7 +68,7 @@ class Strategies:
                 raise _no_plan(problem, item, given, f"cannot split it: {why}", hint)
         if search.ties():
             _check_tied(problem, given)
-        return cheapest_within(problem.search(self.ends, fixed=given), problem.limit)
+        return cheapest_within(replace(search, fixed=given), problem.limit)
 
     def _given(self, problem: SplitProblem) -> dict[str, Strategy]:
         """Returns the strategy of each matmul."""

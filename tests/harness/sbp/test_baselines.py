@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.core.cluster import Cluster, Link
-from harness.sbp.baselines import cheapest, data_parallel, megatron, meshes, summa
+from harness.sbp.baselines import Made, cheapest, data_parallel, megatron, meshes, summa
 from harness.sbp.collective_costs import Collectives
 from harness.sbp.device_grid import Grid
 from harness.sbp.matmul_chain import Attention, Chain, Matmul, Residual
@@ -41,7 +41,8 @@ def block(heads: int = 8) -> list[Residual]:
 
 
 def best_of(find, chain: Chain, found: Costs, *more, limit: float = INFINITE) -> Route:
-    return cheapest(find(chain, found, "free", *more), Search(chain, found, "free"), limit)
+    search = Search(chain, found, "free")
+    return cheapest([Made.of(route, search) for route in find(chain, found, "free", *more)], limit)
 
 
 def test_data_parallelism_sends_gradients_alone():
