@@ -172,6 +172,8 @@ class Capabilities:
     """Layers that torch.compile has compiled (`precision.compile`)."""
     grad_scaler: bool = False
     """Losses that are scaled under autocast (`precision.grad_scaler`)."""
+    sharded_checkpoints: bool = False
+    """Its sessions are a `ShardedSession` (`launch.sharded_checkpoints`)."""
     multi_process: bool = False
     """Whether it runs as one process for each device of the mesh (`harness.launch.forked_ranks`), not as one for
     all."""
@@ -291,6 +293,21 @@ class Session(Protocol):
 
     def trace(self) -> Trace:
         """The last steps, at most `harness.core.trace.KEPT_STEPS` of them."""
+        ...
+
+
+class ShardedSession(Session, Protocol):
+    """A session in each of several ranks, of which each has a shard of the model."""
+
+    def sharded_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return `state_dict` without what is sharded; and what is, the session's own DTensors, by the same names.
+
+        `load_state_dict` takes both together."""
+        ...
+
+    def empty_shards(self, keys: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """Return tensors for the shards of a checkpoint to be read into: those of the weights are the session's own.
+        `keys` are those of each parameter's optimizer state."""
         ...
 
 

@@ -34,6 +34,7 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
         *_order(config, can),
         *_compiled(config, can),
         *_scaled(config, can),
+        *_sharded(config, can),
         *_optimizer(config, can),
     ]
 
@@ -85,6 +86,15 @@ def _scaled(config: DictConfig, can: Capabilities) -> list[Problem]:
     message = "has no effect on gradients that are not made in float16 under autocast"
     right: Fix = {"precision.autocast": "float16", "precision.dtype": "float32"}
     return [Problem(key, True, message, ({key: False}, right))]
+
+
+def _sharded(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """Checkpoints in shards of an engine whose state is not sharded."""
+    key = "launch.sharded_checkpoints"
+    if not config.launch.sharded_checkpoints or can.sharded_checkpoints:
+        return []
+    message = f"is not for engine={config.engine.name}, whose checkpoints are one file"
+    return [Problem(key, True, message, ({key: False},))]
 
 
 def profiling(config: DictConfig) -> list[Problem]:
