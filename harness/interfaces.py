@@ -172,6 +172,8 @@ class Capabilities:
     """Layers that torch.compile has compiled (`precision.compile`)."""
     grad_scaler: bool = False
     """Losses that are scaled under autocast (`precision.grad_scaler`)."""
+    cuda_graphs: bool = False
+    """Layers whose kernels are captured in CUDA graphs (`precision.cuda_graphs`)."""
     sharded_checkpoints: bool = False
     """Its sessions are a `ShardedSession` (`launch.sharded_checkpoints`)."""
     multi_process: bool = False
@@ -211,7 +213,7 @@ class SessionSpec:
 
     `unused`: some weights get no gradient in a pass. `by_value`: which ones depends on the values of tensors.
     `channels_last`: weights of convolutions are in this order. `compile`: layers are compiled.
-    `grad_scaler`: losses are scaled.
+    `grad_scaler`: losses are scaled. `cuda_graphs`: layers are captured in CUDA graphs.
     """
 
     devices: tuple[str, ...]
@@ -224,6 +226,7 @@ class SessionSpec:
     channels_last: bool = False
     compile: bool = False
     grad_scaler: bool = False
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True)

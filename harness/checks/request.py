@@ -35,6 +35,7 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
         *_compiled(config, can),
         *_scaled(config, can),
         *_sharded(config, can),
+        *_graphed(config, can),
         *_optimizer(config, can),
     ]
 
@@ -95,6 +96,25 @@ def _sharded(config: DictConfig, can: Capabilities) -> list[Problem]:
         return []
     message = f"is not for engine={config.engine.name}, whose checkpoints are one file"
     return [Problem(key, True, message, ({key: False},))]
+
+
+def _graphed(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """CUDA graphs of an engine that has none, of layers that do more than to repeat kernels, or without a GPU."""
+    key, checkpoint = "precision.cuda_graphs", config.engine.get("checkpoint", "never")
+    if not config.precision.cuda_graphs:
+        return []
+    more: list[Fix] = []
+    if not can.cuda_graphs:
+        message = f"is not for engine={config.engine.name}, which starts each kernel by itself"
+    elif here(config) == "cpu":
+        message = "is for GPUs, and this machine's devices are CPU cores"
+    elif checkpoint != "never":
+        message, more = "keeps all activations in its graphs, and recomputes none", [{"engine.checkpoint": "never"}]
+    elif config.precision.compile:
+        message, more = "captures layers that torch.compile leaves as they are", [{"precision.compile": False}]
+    else:
+        return []
+    return [Problem(key, True, message, ({key: False}, *more))]
 
 
 def profiling(config: DictConfig) -> list[Problem]:

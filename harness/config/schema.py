@@ -203,3 +203,7 @@ class PrecisionConfig:
     """torch.compile makes kernels of each layer's operations in the first step, which takes seconds for each kind of
     layer, and a C++ compiler, on GPUs Triton. Losses differ by rounding. Layers of torch.nn that stand alone, dropout
     and skips remain as they are. On CPUs the step in which memory is measured is not compiled."""
+    cuda_graphs: bool = False
+    """On GPUs CUDA graphs start the kernels of layers, in the place of Python: faster where these are short. They are
+    captured in the first step (torch.cuda.make_graphed_callables): Python code of a layer runs then, and not again.
+    Dropout and skips remain as they are. Profiles measure layers without graphs."""

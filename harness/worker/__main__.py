@@ -150,6 +150,7 @@ def _spec(config: DictConfig, names: tuple[str, ...], profile: ModelProfile) -> 
         channels_last=precision.channels_last,
         compile=precision.compile,
         grad_scaler=precision.grad_scaler,
+        cuda_graphs=precision.cuda_graphs,
     )
 
 
