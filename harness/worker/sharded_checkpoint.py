@@ -52,14 +52,30 @@ def write(folder: Path, shards: dict[str, Any]) -> dict[str, int]:
     if rank == 0:
         checkpoint_files.remove_folder(folder)
     dist.barrier()
-    writer = checkpoint.FileSystemWriter(folder)
+    sums: dict[str, int] = {}
+
+    def add(*paths: Path) -> None:
+        sums.update((path.name, checkpoint_files.checksum(path)) for path in paths)
+
+    class Writer(checkpoint.FileSystemWriter):
+        """Reads what it has written, where an error of one rank is known to all."""
+
+        def write_data(self, *arguments: Any, **named: Any) -> Any:
+            written = super().write_data(*arguments, **named)
+            add(*folder.glob(f"__{rank}_*"))
+            return written
+
+        def finish(self, *arguments: Any, **named: Any) -> None:
+            super().finish(*arguments, **named)
+            add(folder / METADATA)
+
+    writer = Writer(folder)
     writer.fs = _files()
     try:
         checkpoint.save(shards, storage_writer=writer)
     except CheckpointException as error:
         _raise_os_error(error)
-    own = sorted(folder.glob(f"__{rank}_*")) + ([folder / METADATA] if rank == 0 else [])
-    return {path.name: checkpoint_files.checksum(path) for path in own}
+    return sums
 
 
 def _files() -> Any:

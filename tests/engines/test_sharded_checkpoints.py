@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -171,13 +172,23 @@ def test_a_rank_that_is_killed_while_it_writes(
     assert names(run_dir) == {f"step-{n}{kind}" for n in (step, STEPS) for kind in (".pt", ".shards")}
 
 
-def test_a_full_disk_of_one_rank_leaves_the_one_before(tmp_path: Path) -> None:
+def unreadable(path: Path) -> int:
+    raise OSError(errno.EFBIG, "too large")
+
+
+@pytest.mark.parametrize("broken", ["disk", "checksum"])
+def test_an_error_of_one_rank_leaves_the_one_before(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained(tmp_path, 1)
     own = case()
 
     def work(session: Session) -> tuple[list[str], Any]:
         said: list[str] = []
-        with full_disk(900 if dist.get_rank() == 1 else 1 << 30):
+        breaks = dist.get_rank() == 1
+        with monkeypatch.context() as patch, full_disk(900 if breaks and broken == "disk" else 1 << 30):
+            if breaks and broken == "checksum":
+                patch.setattr(checkpoint_files, "checksum", unreadable)
             error = save(session, tmp_path, 2, said.append).error
         save(session, tmp_path, 3)
         return said, error
