@@ -174,6 +174,10 @@ class Capabilities:
     """Layers that torch.compile has compiled (`precision.compile`)."""
     grad_scaler: bool = False
     """Losses that are scaled under autocast (`precision.grad_scaler`)."""
+    cuda_graphs: bool = False
+    """Layers whose kernels are captured in CUDA graphs (`precision.cuda_graphs`)."""
+    sharded_checkpoints: bool = False
+    """Its sessions are a `ShardedSession` (`launch.sharded_checkpoints`)."""
     multi_process: bool = False
     """Whether it runs as one process for each device of the mesh (`harness.launch.forked_ranks`), not as one for
     all."""
@@ -211,7 +215,7 @@ class SessionSpec:
 
     `unused`: some weights get no gradient in a pass. `by_value`: which ones depends on the values of tensors.
     `channels_last`: weights of convolutions are in this order. `compile`: layers are compiled.
-    `grad_scaler`: losses are scaled.
+    `grad_scaler`: losses are scaled. `cuda_graphs`: layers are captured in CUDA graphs.
     """
 
     devices: tuple[str, ...]
@@ -224,6 +228,7 @@ class SessionSpec:
     channels_last: bool = False
     compile: bool = False
     grad_scaler: bool = False
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True)
@@ -293,6 +298,21 @@ class Session(Protocol):
 
     def trace(self) -> Trace:
         """The last steps, at most `harness.core.trace.KEPT_STEPS` of them."""
+        ...
+
+
+class ShardedSession(Session, Protocol):
+    """A session in each of several ranks, of which each has a shard of the model."""
+
+    def sharded_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return `state_dict` without what is sharded; and what is, the session's own DTensors, by the same names.
+
+        `load_state_dict` takes both together."""
+        ...
+
+    def empty_shards(self, keys: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """Return tensors for the shards of a checkpoint to be read into: those of the weights are the session's own.
+        `keys` are those of each parameter's optimizer state."""
         ...
 
 

@@ -36,6 +36,7 @@ COMMANDS = {
         "cluster=summit mesh.pipeline=9 mesh.data=2 precision=fp16 batch.micro_batches=3 planner=autoddl",
         "model=gpt data=images engine=deepspeed engine.zero=2 mesh.pipeline=2 launch.ranks=srun",
         "profile=p.json",
+        "engine=ddp launch.sharded_checkpoints=true precision.cuda_graphs=true",
         "engine=zero3 global_batch_size=32 micro_batch_size=3 tp=2 lr=x num_layers=3",
         "help",
         "~seed +steps=3 ~steps engine@foo=gpipe +engine=gpipe hydra.run.dir=x steps=1,2",

@@ -82,6 +82,7 @@ class FSDPEngine(Engine):
         strided_weights=False,
         channels_last=False,
         compiled=True,
+        sharded_checkpoints=True,
     )
 
     def __init__(self, config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,15 +107,30 @@ class FSDPSession(DistributedSession):
     def local_state(self) -> dict[str, Any]:
         """Whole tensors, gathered by all ranks. Only the first hands in those that are the same everywhere."""
         model = {name: _whole(tensor) for name, tensor in self.stage.state_dict().items()}
-        states = self.optimizer.state
-        optimizer = {
-            name: {key: _whole(value) for key, value in states[parameter].items()}
-            for name, parameter in self.stage.named_parameters()
-            if parameter in states
-        }
+        states = self._optimizer_state()
+        optimizer = {name: {key: _whole(value) for key, value in state.items()} for name, state in states.items()}
         if self.replica == 0:
             return {"model": model, "optimizer": optimizer}
         return {"model": {name: model[name] for name in self.buffer_names & model.keys()}, "optimizer": {}}
+
+    def sharded_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Shards, and what each rank has whole: buffers, and the optimizer's counters of steps."""
+        model, states = self.stage.state_dict(), self._optimizer_state()
+        buffers = {name: _whole(value) for name, value in _parts(model, False).items()}
+        counters = {name: _parts(state, False) for name, state in states.items()}
+        counters = {name: {key: _whole(value) for key, value in own.items()} for name, own in counters.items()}
+        optimizer = {name: _parts(state, True) for name, state in states.items()}
+        rest = self.gather_state(lambda: {"model": buffers, "optimizer": counters}, [*buffers])
+        return rest, {"model": _parts(model, True), "optimizer": optimizer}
+
+    def empty_shards(self, keys: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        named = dict(self.stage.named_parameters())
+        optimizer = {name: {key: torch.empty_like(named[name]) for key in own} for name, own in keys.items()}
+        return {"model": _parts(self.stage.state_dict(), True), "optimizer": optimizer}
+
+    def _optimizer_state(self) -> dict[str, dict[str, Any]]:
+        states = self.optimizer.state
+        return {name: states[parameter] for name, parameter in self.stage.named_parameters() if parameter in states}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         own = self.stage.state_dict()
@@ -127,6 +143,11 @@ class FSDPSession(DistributedSession):
         load_optimizer_state(named, [self.optimizer], saved)
 
 
+def _parts(state: Mapping[str, Any], sharded: bool) -> dict[str, Any]:
+    """Return what is sharded of a state, or what is not."""
+    return {name: value for name, value in state.items() if isinstance(value, DTensor) == sharded}
+
+
 def _whole(value: Any) -> Any:
     """A copy on the CPU, of a sharded tensor the whole: collective."""
     if not isinstance(value, Tensor):
@@ -135,7 +156,7 @@ def _whole(value: Any) -> Any:
 
 
 def _shard(value: Any, like: Tensor) -> Any:
-    """Return this rank's part of a whole tensor, sharded like `like`; each rank passes the whole."""
-    if not isinstance(like, DTensor) or not isinstance(value, Tensor) or value.dim() == 0:
+    """Return this rank's part of a whole tensor, sharded like `like`; each rank passes the whole, or its shard."""
+    if not isinstance(like, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor) or value.dim() == 0:
         return value
     return distribute_tensor(value.to(like.device, like.dtype), like.device_mesh, like.placements, src_data_rank=None)

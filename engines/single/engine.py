@@ -47,7 +47,7 @@ def build(config: Config) -> SingleEngine:
 
 
 class SingleEngine(Engine):
-    capabilities = Capabilities(pipeline=False, compiled=True, grad_scaler=True)
+    capabilities = Capabilities(pipeline=False, compiled=True, grad_scaler=True, cuda_graphs=True)
 
     def __init__(self, config: Config) -> None:
         self.config = config

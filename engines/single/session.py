@@ -15,6 +15,7 @@ from harness.interfaces import Batch, Model, SessionSpec
 from harness.measure.layer_chain import tensors
 from harness.nn import batchnorm, dropout
 from harness.nn.tied import moved
+from harness.runtime.graphed_layers import GraphedLayers
 from harness.runtime.local_session import LocalSession
 from harness.runtime.recomputation import Before, ForwardState
 from harness.runtime.training_state import make_optimizer
@@ -36,11 +37,14 @@ class SingleSession(LocalSession):
             layers = batchnorm.deferred(layers, self.plan.micro_batches)
         self.stage = moved(layers, self.device)
         self.state = ForwardState(self.stage.modules(), "stage 0")
+        self.graphed = GraphedLayers(self.stage, self.device) if self.spec.cuda_graphs else None
         self.draws_masks = dropout.used(self.stage.modules())
         self.optimizer = make_optimizer(self.stage.parameters(), self.spec.optimizer)
 
     def train_step(self, batch: Batch) -> Tensor:
         self.stage.zero_grad(set_to_none=True)
+        if self.graphed:
+            self.graphed.zero_grad()
         m = min(self.plan.micro_batches, len(batch))
         batchnorm.begin(self.stage, m)
         total = torch.zeros((), device=self.device, dtype=torch.float64)
@@ -92,7 +96,7 @@ class _Task:
             return output
 
     def _layers(self, inputs: Value) -> Any:
-        output = self.session.stage(inputs)
+        output = (self.session.graphed or self.session.stage)(inputs)
         if self.session.draws_masks:
             dropout.remember(tensors(output))
         return output

@@ -26,7 +26,7 @@ MEMORY = "one parameter in both places, or clone() for one of them"
 
 def refused(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelProfile) -> list[Problem]:
     """The problems of a plan for an engine."""
-    return [*_stages(config, can, plan, profile), *_anywhere(config, can, plan, profile)]
+    return [*_stages(config, can, plan, profile), *_anywhere(config, can, plan, profile), *_graphed(config, profile)]
 
 
 def _stages(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelProfile) -> Iterator[Problem]:
@@ -138,6 +138,30 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
         if traits.changes and _recomputed(plan):
             message = f"changes the weight {traits.changes[0]!r} in its forward pass, and a recomputation would again"
             yield problem(message, ({"engine.checkpoint": "never"},), "make it a buffer")
+
+
+def _graphed(config: DictConfig, profile: ModelProfile) -> Iterator[Problem]:
+    """What a CUDA graph cannot repeat, though the layers do it in each pass."""
+    key = "precision.cuda_graphs"
+    if not config.precision.cuda_graphs:
+        return
+    if profile.by_value:
+        message = f"repeats the kernels of one pass, and values of tensors choose them ({profile.by_value})"
+        yield Problem(key, True, message, ({key: False},))
+    for layer in profile.layers:
+        traits = layer.traits
+        odd = {
+            "uses weights of other layers": traits.uses,
+            "changes weights": traits.changes or traits.max_norm,
+            "works in place on memory that several tensors share": traits.in_place is not None,
+            "has sparse gradients": traits.sparse,
+            "has weights without a gradient": traits.unused,
+            "takes random numbers of Python or NumPy": traits.draws,
+        }
+        if why := [what for what, has in odd.items() if has]:
+            message = f"repeats the kernels of one pass, and layer {layer.name!r} {' and '.join(why)}"
+            yield Problem(key, True, message, ({key: False},))
+            return
 
 
 def _copied(index: int, can: Capabilities, plan: Plan, profile: ModelProfile) -> bool:

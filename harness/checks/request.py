@@ -41,6 +41,8 @@ def on_any_mesh(config: DictConfig, can: Capabilities) -> list[Problem]:
         *_order(config, can),
         *_compiled(config, can),
         *_scaled(config, can),
+        *_sharded(config, can),
+        *_graphed(config, can),
         *_optimizer(config, can),
     ]
 
@@ -92,6 +94,34 @@ def _scaled(config: DictConfig, can: Capabilities) -> list[Problem]:
     message = "has no effect on gradients that are not made in float16 under autocast"
     right: Fix = {"precision.autocast": "float16", "precision.dtype": "float32"}
     return [Problem(key, True, message, ({key: False}, right))]
+
+
+def _sharded(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """Checkpoints in shards of an engine whose state is not sharded."""
+    key = "launch.sharded_checkpoints"
+    if not config.launch.sharded_checkpoints or can.sharded_checkpoints:
+        return []
+    message = f"is not for engine={config.engine.name}, whose checkpoints are one file"
+    return [Problem(key, True, message, ({key: False},))]
+
+
+def _graphed(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """CUDA graphs of an engine that has none, of layers that do more than to repeat kernels, or without a GPU."""
+    key, checkpoint = "precision.cuda_graphs", config.engine.get("checkpoint", "never")
+    if not config.precision.cuda_graphs:
+        return []
+    more: list[Fix] = []
+    if not can.cuda_graphs:
+        message = f"is not for engine={config.engine.name}, which starts each kernel by itself"
+    elif here(config) == "cpu":
+        message = "is for GPUs, and this machine's devices are CPU cores"
+    elif checkpoint != "never":
+        message, more = "keeps all activations in its graphs, and recomputes none", [{"engine.checkpoint": "never"}]
+    elif config.precision.compile:
+        message, more = "captures layers that torch.compile leaves as they are", [{"precision.compile": False}]
+    else:
+        return []
+    return [Problem(key, True, message, ({key: False}, *more))]
 
 
 def profiling(config: DictConfig) -> list[Problem]:

@@ -80,6 +80,9 @@ class LaunchConfig:
     end_checkpoint: bool | None = None
     """Write a checkpoint after the last step, from which a run with more steps resumes. null: true if out is given and
     the run is not a point of a sweep."""
+    sharded_checkpoints: bool = False
+    """Each rank writes its own shard of weights and optimizer state into a checkpoint, with
+    torch.distributed.checkpoint, and reads it when the run resumes; false: rank 0 gathers all of them in its memory."""
     profiler: list[int] = field(default_factory=list)
     """Steps, numbered as in metrics.jsonl, of which torch.profiler writes a trace for each process into profiler/ of
     the run's folder (for Perfetto), on GPUs with a snapshot of memory. They take longer, and count as they are."""
@@ -200,3 +203,7 @@ class PrecisionConfig:
     """torch.compile makes kernels of each layer's operations in the first step, which takes seconds for each kind of
     layer, and a C++ compiler, on GPUs Triton. Losses differ by rounding. Layers of torch.nn that stand alone, dropout
     and skips remain as they are. On CPUs the step in which memory is measured is not compiled."""
+    cuda_graphs: bool = False
+    """On GPUs CUDA graphs start the kernels of layers, in the place of Python: faster where these are short. They are
+    captured in the first step (torch.cuda.make_graphed_callables): Python code of a layer runs then, and not again.
+    Dropout and skips remain as they are. Profiles measure layers without graphs."""

@@ -4,8 +4,9 @@
       + regatta/run.json       RunState: the run up to this step, and the checksums of the other members; all are in
                                the folder archive/, since torch reads no file with members elsewhere
 
-So a checkpoint is enough to resume from, whatever happened to the files next to it. Importing this module does not
-import torch.
+So a checkpoint is enough to resume from, whatever happened to the files next to it. One in shards has a folder
+step-N.shards, too, which is written first: without step-N.pt, which has the checksums of its files, it is none.
+Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import json
 import lzma
 import os
 import re
+import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -36,6 +38,7 @@ _DIRECTORY_SUM = 8
 _NAME = re.compile(r"step-(0|[1-9][0-9]*)(\.\w+)")
 """As `place` spells it: a file step-0099.pt is the user's."""
 _WHOLE, _PART, _DAMAGED = ".pt", ".part", ".damaged"
+_SHARDS, _DAMAGED_SHARDS = ".shards", ".damaged_shards"
 _UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, struct.error),
     *(NotImplementedError, RuntimeError, ValueError, LookupError),
@@ -47,7 +50,8 @@ _UNREADABLE = (
 class RunState(Document):
     """State of a run in a checkpoint: `lines` are those of metrics.jsonl, one for each of the `step` steps.
 
-    `config`, `plan`, `id` and `manifest` are the record's. `members` are the checksums of torch's part of the file.
+    `config`, `plan`, `id` and `manifest` are the record's. `members` are the checksums of torch's part of the file,
+    `shards` those of the files in the folder of shards.
     """
 
     step: int
@@ -57,6 +61,7 @@ class RunState(Document):
     manifest: dict[str, Any] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
     members: dict[str, int] = field(default_factory=dict)
+    shards: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         numbers = [json.loads(line)["step"] for line in self.lines]
@@ -89,6 +94,20 @@ def place(run_dir: Path, step: int) -> Path:
     return run_dir / CHECKPOINTS / f"step-{step}{_WHOLE}"
 
 
+def shards_of(run_dir: Path, step: int) -> Path:
+    """The folder with the shards of the checkpoint after so many steps, if it has some."""
+    return place(run_dir, step).with_suffix(_SHARDS)
+
+
+def checksum(path: Path) -> int:
+    """The checksum of a file, as `RunState.shards` has it."""
+    found = 0
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            found = zlib.crc32(data, found)
+    return found
+
+
 def write(run_dir: Path, state: RunState, fill: Callable[[IO[bytes]], None]) -> None:
     """Have `fill` write torch's part of a checkpoint, and add the run's `state`: the file is whole or not there.
 
@@ -100,13 +119,17 @@ def write(run_dir: Path, state: RunState, fill: Callable[[IO[bytes]], None]) -> 
     part = path.with_suffix(_PART)
     try:
         with part.open("w+b") as file:
-            _fill(file, fill)
+            with recording(file) as recorded:
+                fill(recorded)
             _add(state, file)
             file.flush()
             os.fsync(file.fileno())
         older = [step for step in steps(run_dir) if step < state.step]
         for old in older[KEPT - 1 :]:  # before the new one is there: a writer that is killed leaves no third one
             place(run_dir, old).unlink(missing_ok=True)
+            remove_folder(shards_of(run_dir, old))
+        if state.shards:
+            _sync(shards_of(run_dir, state.step))
         part.replace(path)
         _sync(path.parent)
     except BaseException:
@@ -128,15 +151,25 @@ class _Recording(io.RawIOBase):
             self.error = error
             raise
 
+    def tell(self) -> int:
+        return self.file.tell()
 
-def _fill(file: IO[bytes], fill: Callable[[IO[bytes]], None]) -> None:
-    recording: Any = _Recording(file)
+    def fileno(self) -> int:
+        """For whoever syncs the file: all that was written is in it."""
+        self.file.flush()
+        return self.file.fileno()
+
+
+@contextmanager
+def recording(file: Any) -> Iterator[Any]:
+    """Give the file to torch's writer within it: an error of writing is raised as the operating system's."""
+    recorded = _Recording(file)
     try:
-        fill(recording)
+        yield recorded
     except RuntimeError as error:
-        if recording.error is None:
+        if recorded.error is None:
             raise
-        raise recording.error from error
+        raise recorded.error from error
 
 
 def _add(state: RunState, file: IO[bytes]) -> None:
@@ -179,6 +212,9 @@ def read(run_dir: Path, step: int) -> RunState:
                 raise Unusable("is damaged in its directory")
             if damaged := archive.testzip():
                 raise Unusable(f"is damaged in {damaged}")
+            for name, found in state.shards.items():
+                if checksum(shard := shards_of(run_dir, step) / name) != found:
+                    raise Unusable(f"is damaged in {shard}")
             return state
     except _UNREADABLE as error:
         raise Unusable(f"cannot be read: {error}") from error
@@ -213,14 +249,28 @@ def tidy(run_dir: Path, unusable: Sequence[int]) -> None:
         path = place(run_dir, step)
         remove(path.with_suffix(_DAMAGED))
         path.replace(path.with_suffix(_DAMAGED))
+        remove_folder(path.with_suffix(_DAMAGED_SHARDS))
+        with suppress(FileNotFoundError):
+            shards_of(run_dir, step).replace(path.with_suffix(_DAMAGED_SHARDS))
     for path in _ours(run_dir, _PART):
         remove(path)
+    for path in _ours(run_dir, _SHARDS):
+        if not path.with_suffix(_WHOLE).exists():
+            remove_folder(path)
 
 
 def remove_all(run_dir: Path) -> None:
     """Remove all checkpoints, and what writers that were killed have left; other files in their folder stay."""
     for path in _ours(run_dir, _WHOLE, _PART, _DAMAGED):
         remove(path)
+    for path in _ours(run_dir, _SHARDS, _DAMAGED_SHARDS):
+        remove_folder(path)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder of shards with all that is in it, if it is there; a link to one stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
 
 
 def remove(path: Path) -> None:

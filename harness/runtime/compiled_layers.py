@@ -34,13 +34,13 @@ def compile_layers(stage: nn.Module) -> None:
 def compilable(module: nn.Module) -> Iterator[nn.Module]:
     """The largest modules of this one, or itself, that are compiled; containers of all layers are not."""
     for part in dict.fromkeys(module.children()):
-        if any(map(_refuses, part.modules())):
+        if any(map(needs_python, part.modules())):
             yield from compilable(part)
         else:
             yield part
 
 
-def _refuses(module: nn.Module) -> bool:
+def needs_python(module: nn.Module) -> bool:
     """Whether what a module does depends on more than tensors, or others look at it."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     skips = isinstance(module, Skippable) and (module.stashes or module.pops)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from mmap import mmap
@@ -257,8 +257,12 @@ class DistributedSession(BaseSession):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the whole model in rank 0, an empty one in the others."""
+        return self.gather_state(self.local_state, self.state_names)
+
+    def gather_state(self, local_state: Callable[[], dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+        """Return in rank 0 the state of which each rank has a part, with the model's tensors of these names."""
         with self.phase("while the state is gathered"):
-            own = self.local_state()
+            own = local_state()
             if self.replica:  # of the first replica everything is taken, of others their statistics
                 statistics = {name: value for name, value in own["model"].items() if name in self.buffer_names}
                 own = {"model": statistics, "optimizer": {}}
@@ -266,16 +270,16 @@ class DistributedSession(BaseSession):
             dist.gather_object(own, states)
             if states is None:
                 return {}
-            found = {"model": self._model(states), "optimizer": self._optimizer(states), "step": self.steps}
+            found = {"model": self._model(states, names), "optimizer": self._optimizer(states), "step": self.steps}
             return found | self.scale_state()
 
-    def _model(self, states: list[dict[str, Any]]) -> dict[str, Tensor]:
+    def _model(self, states: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Tensor]:
         """Parameters of the first replica; running statistics averaged over all."""
         values: dict[str, list[Tensor]] = {}
         for state in states:
             for name, value in state["model"].items():
                 values.setdefault(name, []).append(value)
-        return {name: self._one(name, values[name]) for name in self.state_names}
+        return {name: self._one(name, values[name]) for name in names}
 
     def _one(self, name: str, values: list[Tensor]) -> Tensor:
         if name in self.buffer_names and values[0].is_floating_point():

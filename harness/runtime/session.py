@@ -123,7 +123,10 @@ class BaseSession(ABC):
 
     def autocast(self) -> AbstractContextManager[object]:
         """Mixed precision, if the run has it."""
-        return torch.autocast(self.device.type, self.autocast_dtype) if self.autocast_dtype else nullcontext()
+        if not self.autocast_dtype:
+            return nullcontext()
+        cached = not self.spec.cuda_graphs  # a graph's memory holds no cache over its end
+        return torch.autocast(self.device.type, self.autocast_dtype, cache_enabled=cached)
 
     def micro_batches(self, batch: Batch) -> Iterator[tuple[Value, Value]]:
         """Yield inputs and targets of each micro-batch, on the device; the stage runs it next."""

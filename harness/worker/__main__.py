@@ -120,7 +120,8 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
 
     loop = Loop(config.batch.size, config.steps, config.warmup, tuple(config.launch.profiler))
     when = When(config.launch.checkpoint_every, config.launch.end_checkpoint)
-    checkpoints = Checkpoints(folder, int(start), when, say, run_state(folder))
+    sharded = config.launch.sharded_checkpoints
+    checkpoints = Checkpoints(folder, int(start), when, say, run_state(folder), sharded)
     quiet_s = machine.reference_s("cpu") if names[0] == "cpu" else 0.0
     train_session = functools.partial(
         train_steps, data=data, loop=loop, folder=folder, checkpoints=checkpoints, say=say, quiet_s=quiet_s
@@ -149,6 +150,7 @@ def _spec(config: DictConfig, names: tuple[str, ...], profile: ModelProfile) -> 
         channels_last=precision.channels_last,
         compile=precision.compile,
         grad_scaler=precision.grad_scaler,
+        cuda_graphs=precision.cuda_graphs,
     )
 
 

@@ -5,8 +5,10 @@
      "random":   of each rank, torch's generators
      "peak_memory_bytes", "reserved_memory_bytes":  of each device, as they were metered}
 
-What follows from the step alone is not in it: batches, and masks of dropout. The session's part moves between engines.
-Next to it the file has the run up to this step (`harness.run.checkpoint_files.RunState`).
+With `launch.sharded_checkpoints` "session" is without what ranks have in shards: that is in the folder next to the file
+(`harness.worker.sharded_checkpoint`), by the same names. What follows from the step alone is not in it: batches, and
+masks of dropout. The session's part moves between engines. Next to it the file has the run up to this step
+(`harness.run.checkpoint_files.RunState`).
 Importing this module imports torch.
 """
 
@@ -18,16 +20,17 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from harness.core.record import RunRecord
 from harness.core.run_files import RECORD, STOP
-from harness.interfaces import Session, StepMetrics
+from harness.interfaces import Session, ShardedSession, StepMetrics
 from harness.run import checkpoint_files
 from harness.run.checkpoint_files import RunState, after_steps
+from harness.worker import sharded_checkpoint
 
 NO_STATE = RunState(0)
 
@@ -73,8 +76,9 @@ class Checkpoints:
         when: When = NEVER,
         say: Callable[[str], None] = lambda text: None,
         state: RunState = NO_STATE,
+        sharded: bool = False,
     ) -> None:
-        self.run_dir, self.start, self.when, self.state = run_dir, start, when, state
+        self.run_dir, self.start, self.when, self.state, self.sharded = run_dir, start, when, state, sharded
         self.error: dict[str, Any] | None = None
         self._print = say
 
@@ -85,9 +89,12 @@ class Checkpoints:
         path = checkpoint_files.place(self.run_dir, self.start)
         try:
             saved = torch.load(path, weights_only=True, mmap=True)  # several ranks read one file
+            state = _by_layer(saved["session"], session)
+            if saved.get("sharded"):
+                state = self._with_shards(state, session)
         except pickle.UnpicklingError:  # its text would have the user switch the check off
             raise NotLoaded(f"{path} holds more than weights and is not loaded: remove it to resume before") from None
-        session.load_state_dict(_by_layer(saved["session"], session))
+        session.load_state_dict(state)
         self._say(f"resuming {after_steps(self.start)}")
         if len(saved["random"]) == _size():
             _draw_from(saved["random"][_rank()])
@@ -109,25 +116,47 @@ class Checkpoints:
 
     def _save(self, session: Session, step: int, memory: Metered, lines: Sequence[str]) -> None:
         """Write a checkpoint; if that fails the run continues, and the last checkpoint stays."""
+        whole, shards = cast(ShardedSession, session).sharded_state() if self.sharded else (session.state_dict(), {})
         saved = {
-            "session": _by_module(session.state_dict(), session),
+            "session": _by_module(whole, session),
             "random": _gathered(_generators()),
+            "sharded": self.sharded,
             **vars(memory),
         }
-        if _rank():
-            return
+        state = replace(self.state, step=step, lines=tuple(lines))
         try:
-            state = replace(self.state, step=step, lines=tuple(lines))
+            if self.sharded:
+                state = replace(state, shards=self._write_shards(_by_module(shards, session), step))
+            if _rank():
+                return
             checkpoint_files.write(self.run_dir, state, lambda file: torch.save(saved, file))
             self._say(f"checkpoint {after_steps(step)}")
         except OSError as error:
-            size = _size_of(saved)
+            if _rank():
+                return
+            checkpoint_files.remove_folder(checkpoint_files.shards_of(self.run_dir, step))
+            size = _size_of(saved) + sharded_checkpoint.size_of(shards)
             self.error = {
                 "message": error.strerror or str(error),
                 "needed_bytes": size + sum(map(len, lines)),
                 "free_bytes": shutil.disk_usage(self.run_dir).free,
             }
             self._say(f"no checkpoint {after_steps(step)}, older ones stay: {error}")
+
+    def _write_shards(self, shards: dict[str, Any], step: int) -> dict[str, int]:
+        """Have each rank write its own; return the checksums of all files. An error of one is raised in all."""
+        folder = checkpoint_files.shards_of(self.run_dir, step)
+        sums = sharded_checkpoint.write(folder, shards)
+        return dict(item for own in _gathered(sums) for item in own.items())
+
+    def _with_shards(self, state: dict[str, Any], session: Session) -> dict[str, Any]:
+        """Return the state, with the shards of the folder next to its file."""
+        folder = checkpoint_files.shards_of(self.run_dir, self.start)
+        shards = cast(ShardedSession, session).empty_shards(sharded_checkpoint.optimizer_keys(folder))
+        sharded_checkpoint.read(folder, _by_module(shards, session))
+        optimizer = {name: {**shards["optimizer"].get(name, {}), **own} for name, own in state["optimizer"].items()}
+        model, optimizer = state["model"] | shards["model"], shards["optimizer"] | optimizer
+        return {**state, "model": model, "optimizer": optimizer}
 
     def _say(self, text: str) -> None:
         if _rank() == 0:

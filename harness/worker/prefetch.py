@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from harness.interfaces import Batch, Data
+from harness.runtime.graphed_layers import CAPTURE
 from harness.runtime.values import mapped
 
 SHUTDOWN_S = 2.0
@@ -86,4 +87,5 @@ class Loader:
 
 def _pinned(batch: Batch) -> Batch:
     """The batch in memory from which a GPU takes it while the host goes on."""
-    return Batch(mapped(Tensor.pin_memory, batch.inputs), mapped(Tensor.pin_memory, batch.targets))
+    with CAPTURE:
+        return Batch(mapped(Tensor.pin_memory, batch.inputs), mapped(Tensor.pin_memory, batch.targets))

@@ -34,7 +34,7 @@ from harness.core.run_files import STOP
 from harness.interfaces import Batch, OptimizerSpec, Session
 from harness.nn.dropout import Dropout
 from harness.run import checkpoint_files
-from harness.worker.checkpoints import Checkpoints
+from harness.worker.checkpoints import Checkpoints, When
 from harness.worker.training_loop import METRICS, Loop, train_steps
 from planners.block_partition import even
 from tests import tiers
@@ -157,7 +157,7 @@ class Batches:
         return self.batches[step]
 
 
-def losses(case: Case, run_dir: Path, stops: bool = False) -> list[float]:
+def losses(case: Case, run_dir: Path, stops: bool = False, sharded: bool = False, end: bool = False) -> list[float]:
     """Of all steps in this folder, after one start, which continues from the checkpoint that is there."""
     run_dir.mkdir(exist_ok=True)
     (run_dir / STOP).unlink(missing_ok=True)
@@ -165,7 +165,8 @@ def losses(case: Case, run_dir: Path, stops: bool = False) -> list[float]:
     start = next(iter(checkpoint_files.steps(run_dir)), 0)
 
     def work(session: Session) -> None:
-        train_steps(session, data, Loop(case.samples, STEPS, 0), run_dir, Checkpoints(run_dir, start))
+        checkpoints = Checkpoints(run_dir, start, When(end=end), sharded=sharded)
+        train_steps(session, data, Loop(case.samples, STEPS, 0), run_dir, checkpoints)
 
     run_session(case.engine, case.model, case.plan, case.spec, work)
     return [json.loads(line)["loss"] for line in (run_dir / METRICS).read_text().splitlines()]
