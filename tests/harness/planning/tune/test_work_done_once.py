@@ -1,0 +1,129 @@
+"""What a search over many candidates does once, or leaves out; that it finds the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.checks import engine_support
+from harness.cli.compose import compose
+from harness.core.plan import Plan
+from harness.core.problem import CannotRun
+from harness.planning import draft, profiles
+from harness.planning.tune import extrapolate
+from harness.report.progress import Progress
+from harness.run import runner
+from harness.sbp import baselines
+from harness.sbp.device_grid import Summa
+from harness.sbp.route import Step
+from harness.sbp.shortest_path import Infeasible
+from harness.sbp.strategy_costs import INFINITE, Rules
+from planners import tensor_parallel_base
+from planners.autoddl.planner import AutoDDL, Config
+from tests.harness.planning.tune.nets import FLAT, Nets
+from tests.harness.sbp.nets import transformer
+from tests.planners.tensor_parallel_cases import ADAM, cluster, request
+from tests.problems import refused
+
+
+class Counting:
+    """A function, and how often it was called."""
+
+    def __init__(self, function) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self, *args, **more):
+        self.calls += 1
+        return self.function(*args, **more)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, place, name: str) -> Counting:
+    counting = Counting(getattr(place, name))
+    monkeypatch.setattr(place, name, counting)
+    return counting
+
+
+@pytest.mark.parametrize("typed", [["precision=fp16"], ["precision=fp16", "optimizer.name=nadam"]])
+def test_a_scheme_that_no_mesh_helps_is_asked_once(
+    typed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = counted(monkeypatch, engine_support, "early")
+    overrides = ["mode=tune", *FLAT, "engine=pipeline", "batch.size=64", *typed]
+    search = Nets(compose(overrides), overrides, tmp_path, Progress())
+    with pytest.raises(CannotRun) as caught:
+        search.search()
+    found = refused(caught)
+    alone = engine_support.early(
+        compose([*overrides, "mesh.pipeline=2", "mesh.data=4"]), search.schemes[0].engine, None
+    )
+    assert {one.key for one in found} == {one.key for one in alone}
+    assert f"none of the {len(search.lines)} candidates is possible" in found[0].message
+    assert early.calls - 1 <= 5 * len(search.schemes) < len(search.lines)
+
+
+def test_a_scheme_that_some_meshes_do_not_allow_is_asked_about_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = counted(monkeypatch, engine_support, "early")
+    overrides = ["mode=tune", *FLAT, "engine=gpipe", "batch.size=24"]
+    search = Nets(compose(overrides), overrides, tmp_path, Progress())
+    assert search.search().best.candidate.mesh.size > 1
+    assert not search.on_any_mesh and early.calls > len(search.schemes)
+
+
+def test_a_few_micro_batches_are_validated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A step of many is extended from two of fewer, whose schedule has the same builder."""
+    monkeypatch.setattr(extrapolate, "WHOLE", 1)
+    validated, simulated = counted(monkeypatch, draft, "validation_errors"), counted(monkeypatch, draft, "simulate")
+    overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=64", "mesh.pipeline=4", "batch.micro_batch_size=1"]
+    Nets(compose(overrides), overrides, tmp_path, Progress()).search()
+    assert 0 < validated.calls < simulated.calls <= 2 * validated.calls
+
+
+def test_the_plan_that_is_returned_alone_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = counted(monkeypatch, tensor_parallel_base, "compare_baselines")
+    profile = replace(transformer(samples=8, hidden=64), micro_batch=8)
+    monkeypatch.setattr(profiles, "origin", lambda *given: "computed")
+    overrides = ["mode=tune", *FLAT, "engine=sbp", "batch.size=64", "mesh.tensor=4", f"out={tmp_path / 'tuned'}"]
+    profile.save(tmp_path / "p.json")
+    record = runner.run(compose([*overrides, f"profile={tmp_path / 'p.json'}"]), overrides)
+    assert record.status == "ok", record.reason
+    assert compared.calls == 1 < record.metrics["tuned"]["candidates"]
+    plan = Plan.load(tmp_path / "tuned" / "plan.json")
+    assert set(plan.predicted["baselines"]) == {"megatron", "data_parallel"}
+    assert plan.predicted["step_time_s"] == record.metrics["step_time_s"]
+
+
+def test_a_request_may_do_without_baselines() -> None:
+    profile, there = transformer(), cluster(8)
+    planner = AutoDDL(Config())
+    asked = request(profile, 8)
+    whole, short = (planner.plan(profile, there, ADAM, replace(asked, compares=one)) for one in (True, False))
+    assert "baselines" in whole.predicted and "baselines" not in short.predicted
+    assert short == replace(whole, predicted={k: v for k, v in whole.predicted.items() if k != "baselines"})
+
+
+@pytest.mark.parametrize("routes", [baselines.megatron, baselines.data_parallel, baselines.summa])
+@pytest.mark.parametrize("local", [1, 4])
+def test_routes_that_were_made_once_are_those_of_each_limit(routes, local: int) -> None:
+    """Of what is made without a limit of exchanges the same is left as where each is made with the limit."""
+    profile = transformer(samples=64, hidden=128)
+    problem = tensor_parallel_base.split_problem(profile, cluster(8, local), ADAM, request(profile), Rules())
+    for share in (2.0, 1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.02):
+        rules = replace(problem.costs.rules, exchange_bytes=share * problem._largest_exchange)
+        limited = replace(problem, costs=replace(problem.costs, rules=rules), limit=INFINITE)
+        try:
+            made = routes(limited.chain, limited.costs, "free")
+            wanted = min((one.seconds for one in made), default=None)
+        except Infeasible:
+            wanted = None
+        if routes is baselines.summa:
+            assert isinstance(next(one for one in made[0].steps if isinstance(one, Step)).strategy, Summa)
+        if wanted is None:
+            with pytest.raises(Infeasible):
+                limited.cheapest(routes, "free")
+        else:
+            assert limited.cheapest(routes, "free").seconds == wanted
+    assert len(problem.known) == 1
