@@ -68,11 +68,11 @@ def read(text: str, parser: OverridesParser) -> Override:
 
 
 def _with_quotes(text: str) -> str:
-    """Hydra's grammar has ASCII letters alone, and no second equals sign: a value with others gets quotes, unless it has
+    """Hydra's grammar has ASCII letters alone, and no second equals sign: a value with these gets quotes, unless it has
     some, or is a list."""
     key, _, value = text.partition("=")
-    others = "=" in value or not value.isascii()
-    return quoted(key, value) if others and SYNTAX.isdisjoint(value) else text
+    needs = "=" in value or not value.isascii()
+    return quoted(key, value) if needs and SYNTAX.isdisjoint(value) else text
 
 
 _parser = functools.cache(OverridesParser.create)

@@ -155,6 +155,7 @@ class Event:
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self.clock: dict[str, int] = {}
         self.at_s = 0.0
+        self.asked = False
 
     def record(self, stream: Stream | None = None) -> None:
         self.clock = dict(MACHINE.order.clock((stream or _current()).name))
@@ -165,6 +166,14 @@ class Event:
 
     def synchronize(self) -> None:
         MACHINE.order.join(HOST, self.clock)
+
+    def query(self) -> bool:
+        """Whether the GPU has come there: it has not when one looks for the first time."""
+        if not self.asked:
+            self.asked = True
+            return False
+        self.synchronize()
+        return True
 
     def elapsed_time(self, later: Event) -> float:
         return (later.at_s - self.at_s) * 1e3
@@ -194,6 +203,8 @@ class _Devices(TorchFunctionMode):
             MACHINE.host_waits(MACHINE.stream(gpu).name)
         if name in ("is_pinned", "pin_memory"):
             return _pinned(name, args[0])
+        if name == "new_tensor" and "device" not in kwargs and (gpu := MACHINE.of(args[0])) is not None:
+            kwargs["device"] = gpu
         if name in ("to", "cuda", "cpu"):
             return _moved(func, name, args, kwargs)
         return _made(func, args, kwargs)
@@ -330,6 +341,8 @@ def _copied(target: Tensor, source: Tensor, non_blocking: bool) -> None:
         order.join(stream, order.clock(streams[0]))
     if host and (pageable or not non_blocking):
         MACHINE.host_waits(streams[0])
+    elif host:  # torch gives pinned memory to nobody else before such a copy has ended
+        order.record(_block(host[0]), streams[0])
 
 
 def _communicated(name: str, args: Any, out: Any) -> None:

@@ -129,7 +129,7 @@ class TorchTransport(GroupTransport):
 
     def _send(self, channel: Channel, micro_batch: int, tensors: list[Tensor]) -> None:
         peer, tag, group = self.position.peer(channel.target), self.tag(channel, micro_batch), self._groups.get(channel)
-        made = self._point()
+        made = self.point()
 
         def job() -> None:
             try:
@@ -149,7 +149,7 @@ class TorchTransport(GroupTransport):
 
     def _receive(self, channel: Channel, micro_batch: int, buffers: list[Tensor]) -> None:
         peer, tag, group = self.position.peer(channel.source), self.tag(channel, micro_batch), self._groups.get(channel)
-        free = self._point()  # what the buffers' memory was before may still be read
+        free = self.point()  # what the buffers' memory was before may still be read
 
         def job() -> None:
             try:
@@ -164,10 +164,6 @@ class TorchTransport(GroupTransport):
                 self._received.put(error)
 
         self._jobs[channel].put(job)
-
-    def _point(self) -> torch.cuda.Event | None:
-        """This point in the work of the main thread's stream."""
-        return torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
 
     def _after(self, point: torch.cuda.Event | None) -> None:
         """The stream of this thread's channel continues from there."""
