@@ -11,12 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from analysis.bench import history, results
+from analysis.bench import before, history, results
 from harness.core import units
 from harness.host import malloc
 from harness.launch import supervisor
@@ -58,10 +59,18 @@ def _benches() -> dict[str, Callable[[int], list[dict[str, Any]]]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns 0; an unknown name ends the process with code 2, as a wrong argument does."""
+    """Returns 0; an unknown name or commit ends the process with code 2, as a wrong argument does."""
     parser = argparse.ArgumentParser("python -m analysis.bench", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)}; by default all")
-    names = parser.parse_args(arguments).names
+    parser.add_argument(
+        "--before", metavar="COMMIT", help="instead: engines of this checkout and of a commit, in turns"
+    )
+    asked = parser.parse_args(arguments)
+    names = asked.names
+    if asked.before and (names or not before.is_commit(asked.before)):
+        parser.error(
+            f"--before: {'names go without it' if names else f'{asked.before} is no commit, git log has them'}"
+        )
     if unknown := sorted(set(names) - set(NAMES)):
         parser.error(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(NAMES)}")
     malloc.tune()
@@ -70,12 +79,13 @@ def main(arguments: list[str]) -> int:
     from analysis.bench import scale as growth
     from analysis.plots import style
 
-    benches = _benches()
+    benches = {"before": partial(before.compared, asked.before)} if asked.before else _benches()
     all_results = results.load()
     for name in names or benches:
         rounds = int(os.environ.get("ROUNDS", ROUNDS))
         rows = benches[name](rounds)
-        show(name, (benches[name].__doc__ or "").strip().splitlines()[0], rows)
+        documented = before.compared if asked.before else benches[name]
+        show(name, (documented.__doc__ or "").strip().splitlines()[0], rows)
         all_results[name] = {"rows": rows, "manifest": manifest([], ["cpu"], {}, 1)}
         results.save(all_results)
         history.append(name, rounds, rows, all_results[name]["manifest"])

@@ -38,7 +38,7 @@ UsePAM no
 PasswordAuthentication no
 PidFile none
 """
-"""What sshd is told, in the place of /etc/ssh/sshd_config."""
+"""What sshd reads in the place of /etc/ssh/sshd_config."""
 CLIENT = """Port {port}
 IdentityFile {folder}/user
 IdentitiesOnly yes
@@ -46,7 +46,7 @@ UserKnownHostsFile {folder}/known_hosts
 GlobalKnownHostsFile /dev/null
 StrictHostKeyChecking yes
 """
-"""What ssh is told, in the place of ~/.ssh/config."""
+"""What ssh reads in the place of ~/.ssh/config."""
 _made = count()
 
 

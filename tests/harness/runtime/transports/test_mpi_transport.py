@@ -80,7 +80,7 @@ def test_memory_that_mpi_takes_by_dlpack() -> None:
 
 
 class World:
-    """An MPI world that reads what is sent, and writes what is received, when it is told to."""
+    """An MPI world that reads what is sent, and writes what is received, when it is asked to."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
