@@ -5,7 +5,7 @@
     this checkout   |step|            |step||step|            |step|        A round has one turn of each
     the commit            |step||step|            |step||step|
 
-Each has processes of its own, which run the modules of its own tree (`analysis.bench.before_worker`): the commit's is
+Each has processes of its own, which run the modules of its own tree (`analysis.bench.worker`): the commit's is
 unpacked into a temporary folder. Stages have equally many layers, since those that are measured may be cut in another
 place each time. Both trees run with the packages that are installed here.
 """
@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from analysis.bench import before_worker
+from analysis.bench import worker
 from analysis.bench.results import ROOT
 from analysis.bench.round_robin import Times
 from harness.races import verdict
@@ -43,7 +43,7 @@ class Entry:
     """An engine of one of the trees, in a process that waits for its turns."""
 
     def __init__(self, tree: Path, keys: Sequence[str]) -> None:
-        command = [sys.executable, "-P", before_worker.__file__, *keys]
+        command = [sys.executable, "-P", worker.__file__, *keys]
         environment = os.environ | {"PYTHONPATH": str(tree)}
         self.process = subprocess.Popen(
             command, cwd=tree, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -25,6 +25,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -488,6 +489,8 @@ def fake_gpus() -> Iterator[StreamOrder]:
         patch.setattr(Tensor, "record_stream", _record_stream)
         patch.setattr(process_group, "ON_GPUS", "gloo")
         patch.setattr(dist, "init_process_group", _without_device(dist.init_process_group))
+        options = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace()))
+        patch.setattr(dist, "ProcessGroupNCCL", options, raising=False)  # gloo takes no notice of them
         patch.setattr(threading.Thread, "run", in_thread)
         patch.setattr(Work, "wait", _waited(Work.wait))
         for method in "send", "recv":
