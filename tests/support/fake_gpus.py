@@ -454,6 +454,7 @@ FAKES: dict[str, Any] = {
     "current_stream": _current,
     "synchronize": _synchronize,
     "current_device": lambda: MACHINE.device,
+    "device_count": lambda: 8,
     "set_device": lambda device: setattr(MACHINE, "device", _number(device)),
     "reset_peak_memory_stats": lambda device=None: None,
     "max_memory_allocated": lambda device=None: 0,
