@@ -11,13 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from analysis.bench import before, history, results
+from analysis.bench import history, results
 from harness.core import units
 from harness.host import malloc
 from harness.launch import supervisor
@@ -45,8 +45,19 @@ def planning(rounds: int) -> list[dict[str, Any]]:
     return [{"entry": " ".join(command[1:5]), "step": statistics.median(warm), "quartiles": [min(warm), max(warm)]}]
 
 
-def _benches() -> dict[str, Callable[[int], list[dict[str, Any]]]]:
-    """The benchmarks by name. They import torch, which takes seconds and is not needed for --help."""
+def is_commit(name: str) -> bool:
+    """Whether git knows a commit by this name."""
+    asked = ["git", "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"]
+    return subprocess.run(asked, cwd=results.ROOT, capture_output=True, check=False).returncode == 0
+
+
+def _benches(commit: str | None) -> dict[str, Callable[[int], list[dict[str, Any]]]]:
+    """The benchmarks by name, or that with an earlier commit. They import torch, which takes seconds and is not needed
+    for --help."""
+    if commit:
+        from analysis.bench import before
+
+        return {"before": update_wrapper(partial(before.compared, commit), before.compared)}
     from analysis.bench import captured, gpipe, myelin, race, sbp
     from analysis.bench.prediction import prediction
     from analysis.bench.scale import scale
@@ -67,7 +78,7 @@ def main(arguments: list[str]) -> int:
     )
     asked = parser.parse_args(arguments)
     names = asked.names
-    if asked.before and (names or not before.is_commit(asked.before)):
+    if asked.before and (names or not is_commit(asked.before)):
         parser.error(
             f"--before: {'names go without it' if names else f'{asked.before} is no commit, git log has them'}"
         )
@@ -79,13 +90,12 @@ def main(arguments: list[str]) -> int:
     from analysis.bench import scale as growth
     from analysis.plots import style
 
-    benches = {"before": partial(before.compared, asked.before)} if asked.before else _benches()
+    benches = _benches(asked.before)
     all_results = results.load()
     for name in names or benches:
         rounds = int(os.environ.get("ROUNDS", ROUNDS))
         rows = benches[name](rounds)
-        documented = before.compared if asked.before else benches[name]
-        show(name, (documented.__doc__ or "").strip().splitlines()[0], rows)
+        show(name, (benches[name].__doc__ or "").strip().splitlines()[0], rows)
         all_results[name] = {"rows": rows, "manifest": manifest([], ["cpu"], {}, 1)}
         results.save(all_results)
         history.append(name, rounds, rows, all_results[name]["manifest"])

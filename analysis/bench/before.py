@@ -5,9 +5,9 @@
     this checkout   |step|            |step||step|            |step|        A round has one turn of each
     the commit            |step||step|            |step||step|
 
-Each has processes of its own, which run the modules of its own tree (`analysis.bench.worker`): the commit's is
-unpacked into a temporary folder. Stages have equally many layers, since those that are measured may be cut in another
-place each time. Both trees run with the packages that are installed here.
+Each has processes of its own: this file is run with the modules of either tree. The commit's is unpacked into a
+temporary folder, and has had what is imported here, or cannot be compared. Stages have equally many layers, since those
+that are measured may be cut in another place each time. Both trees run with the packages that are installed here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from analysis.bench import worker
+import torch
+
+from analysis.bench.entries import prepared, profiled
 from analysis.bench.results import ROOT
 from analysis.bench.round_robin import Times
+from analysis.bench.worker import EntryProcess
+from harness.core.cluster import Device, Link
+from harness.host.machine import Machine
 from harness.races import verdict
 
 Row = dict[str, Any]
@@ -43,7 +48,7 @@ class Entry:
     """An engine of one of the trees, in a process that waits for its turns."""
 
     def __init__(self, tree: Path, keys: Sequence[str]) -> None:
-        command = [sys.executable, "-P", worker.__file__, *keys]
+        command = [sys.executable, "-P", __file__, *keys]
         environment = os.environ | {"PYTHONPATH": str(tree)}
         self.process = subprocess.Popen(
             command, cwd=tree, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -65,12 +70,6 @@ class Entry:
         if not (line := self.process.stdout.readline()):
             raise RuntimeError(f"{' '.join(map(str, self.process.args))} has ended")  # type: ignore[arg-type]
         return float(line)
-
-
-def is_commit(name: str) -> bool:
-    """Whether git knows a commit by this name."""
-    asked = ["git", "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"]
-    return subprocess.run(asked, cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
 def compared(commit: str, rounds: int) -> list[Row]:
@@ -110,3 +109,24 @@ def _row(model: str, name: str, commit: str, now_s: list[float], before_s: list[
     times, found = Times(tuple(now_s)), verdict.ratio(before_s, now_s)
     row: Row = {"model": model, "entry": name, "step": verdict.step_time_s(now_s), "quartiles": [*times.spread_s]}
     return row | {f"time / {commit}": found.value, "interval": [found.low, found.high]}
+
+
+def serve(keys: Sequence[str]) -> None:
+    """The process of an entry: a line on stdin asks for a step, a line on stdout has its seconds; until stdin ends."""
+    seconds = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else is printed
+    torch.set_num_threads(1)  # so that processes that are forked inherit no pool of threads
+    here = Machine(Device("cpu", 8 * 10**9, {"float32": 1e10}, 1e10, 1e-6), Link(1e-5, 1e-9), cores=2.0)
+    entry = prepared(keys, profiled([key for key in keys if not key.startswith(("engine", "planner"))]), here)
+    torch.manual_seed(0)
+    batch = entry.model.sample(entry.profile.micro_batch * entry.plan.micro_batches * entry.plan.mesh.data)
+    with EntryProcess(entry, batch) as process:
+        for _ in sys.stdin:
+            took_s = process.step()
+            if process.failed:
+                sys.exit(process.failed)
+            print(took_s, file=seconds)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:])

@@ -3,25 +3,19 @@
     bench  --"step"-->  process (--fork--> its ranks)
            <--seconds--
 
-    python -P worker.py engine=gpipe model=unet ...       bench and process in one, for another tree's bench
-
 A process that fails, hangs or is killed is ended at once, with its ranks: it neither stops nor disturbs the others.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import sys
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
-import torch
-import torch._dynamo
+import torch._dynamo  # noqa: F401  optimizers import it: once here, which takes a second, and not in each process
 import torch.distributed as dist
 
 from harness.core.model_profile import ModelProfile
@@ -145,29 +139,3 @@ def _next_command(pipe: Connection, reports: bool) -> str:
     if dist.is_initialized():
         dist.broadcast_object_list(command)
     return str(command[0])
-
-
-def main(keys: Sequence[str]) -> None:
-    """Take turns: a line on stdin asks for a step, a line on stdout has its seconds. What is imported is of the tree in
-    PYTHONPATH, also where this file is of another one (`analysis.bench.before`)."""
-    seconds = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else is printed
-    from analysis.bench.entries import prepared, profiled
-    from harness.core.cluster import Device, Link
-    from harness.host.machine import Machine
-
-    torch.set_num_threads(1)  # so that processes that are forked inherit no pool of threads
-    here = Machine(Device("cpu", 8 * 10**9, {"float32": 1e10}, 1e10, 1e-6), Link(1e-5, 1e-9), cores=2.0)
-    entry = prepared(keys, profiled([key for key in keys if not key.startswith(("engine", "planner"))]), here)
-    torch.manual_seed(0)
-    batch = entry.model.sample(entry.profile.micro_batch * entry.plan.micro_batches * entry.plan.mesh.data)
-    with EntryProcess(entry, batch) as process:
-        for _ in sys.stdin:
-            took_s = process.step()
-            if process.failed:
-                sys.exit(process.failed)
-            print(took_s, file=seconds)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -36,7 +36,8 @@ def test_an_engine_that_cannot_run_ends_the_benchmark(commands: None) -> None:
 
 def test_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(before, "in_turns", lambda keys, trees, rounds: [[0.3] * 7, [0.2] * 7])
-    rows = before.compared("HEAD", 7) if before.is_commit("HEAD") else pytest.fail("HEAD is a commit")
+    assert bench.is_commit("HEAD")
+    rows = before.compared("HEAD", 7)
     assert {(row["model"], row["entry"]) for row in rows} == {(m, e) for m in before.MODELS for e in before.ENTRIES}
     assert {round(row["time / HEAD"], 6) for row in rows} == {1.5}, "slower by a half"
 
