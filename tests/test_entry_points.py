@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("analysis", "engines", "harness", "models", "planners", "slurm", "tests")
 SCRIPTS = {
+    "analysis.bench.before",
     "harness.export.deepspeed_config",
     "harness.export.pipeline_script",
     "harness.launch.die_with_parent",

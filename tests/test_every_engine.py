@@ -56,3 +56,5 @@ def test_it_trains_like_single(engine: str, expected: list[float], tmp_path: Pat
     found = losses(engine, tmp_path / "run")
     assert len(found) == STEPS
     assert found == pytest.approx(expected, rel=1e-5)
+    by_mpi = RunRecord.load(tmp_path / "run" / RECORD).manifest.get("mpi")
+    assert bool(by_mpi) is (engine == "myelin") and not (by_mpi or {}).get("through_the_host")

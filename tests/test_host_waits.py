@@ -7,23 +7,32 @@ the GPU waits for these. Of a step the loss is read once, at its end.
 from __future__ import annotations
 
 import ast
+import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from engines.gpipe.engine import Config, build
 from harness.interfaces import Session, SessionSpec
 from harness.runtime.local_session import LocalSession
 from harness.runtime.training_state import cast_batch
-from tests.engines import networks
+from harness.worker.prefetch import _pinned as pinned
+from tests.engines import networks, test_periodic
+from tests.engines.contract import Case
 from tests.engines.test_resuming import flat
+from tests.engines.test_stream_order import ON_RANKS
+from tests.support.fake_gpus import Machine, fake_gpus
 from tests.support.sessions import run_session
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("engines", "harness/runtime")
+FOLDERS = ("engines", "harness/nn", "harness/runtime")
 METHODS = {"item", "tolist", "cpu", "numpy", "synchronize", "nonzero"}
 """Of a tensor, a stream or a device: they return once it has done its work."""
 
@@ -50,6 +59,7 @@ def _what(call: ast.Call) -> str:
     return ""
 
 
+HOSTS_OWN = "Of the host's own: clocks, counters, tensors on the CPU."
 ALLOWED = {
     "A state is saved or loaded, between steps, on the CPU.": """
         engines/deepspeed/loss_scale.py state float
@@ -93,18 +103,20 @@ ALLOWED = {
         engines/sbp/stage_p2p.py StageP2P._hear tolist
         harness/runtime/output_check.py _places to
         harness/runtime/transports/transport.py _form tolist""",
-    "Of the host's own: clocks, counters, tensors on the CPU.": """
+    HOSTS_OWN: """
         engines/myelin/optimizers.py Optimizer._step float
         harness/runtime/host_clocks.py _asked float
         harness/runtime/host_clocks.py compare tolist
+        harness/nn/batchnorm.py DeferredBatchNorm._use tolist
         harness/runtime/output_check.py compare item
         harness/runtime/transports/mpi_transport.py _bytes numpy""",
     "The thread has nothing else to issue: it waits for what its queue or its channel has given the GPU.": """
         engines/periodic/device_queues.py _on_streams synchronize
         harness/runtime/transports/torch_transport.py GroupTransport._synchronize synchronize""",
-    "MPI takes messages from the host's memory: engine.transport=torch does not.": """
-        harness/runtime/transports/mpi_transport.py MPITransport._send cpu""",
+    "Modules are moved before the first step.": """
+        harness/nn/tied.py moved to""",
     "A cumulative average (momentum=None), which no model here has.": """
+        harness/nn/batchnorm.py DeferredBatchNorm._commit float
         engines/sbp/sharded_layers.py BatchNorm._track float""",
 }
 
@@ -136,6 +148,69 @@ def test_steps_wait_for_nothing_else() -> None:
 def test_what_waits(code: str, what: str) -> None:
     found = list(waits(ast.parse(f"class Session:\n    def step(self):\n        {code}")))
     assert found == ([("Session.step", what)] if what else [])
+
+
+@contextmanager
+def noted(waited: set[str]) -> Iterator[None]:
+    """Within it, each wait of the host for a fake GPU is noted, by where this project's code is then."""
+    plain = Machine.host_waits
+
+    def wait(machine: Machine, stream: str) -> None:
+        files = ((Path(frame.filename), frame.name) for frame in reversed(traceback.extract_stack()))
+        own = ((file.relative_to(ROOT), name) for file, name in files if file.is_relative_to(ROOT))
+        waited.add(next(f"{file} {name}" for file, name in own if file.parts[0] in ("engines", "harness")))
+        plain(machine, stream)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Machine, "host_waits", wait)
+        yield
+
+
+def waits_of(case: Case) -> set[str]:
+    """The functions in which the third step of a session waits for GPUs, in any rank."""
+    count = max(case.plan.mesh.size, *(device + 1 for device in case.plan.devices))
+    spec = replace(case.spec, devices=tuple(f"cuda:{number}" for number in range(count)))
+
+    def train(session: Session) -> set[str]:
+        batch, waited = pinned(case.model.sample(case.samples)), set[str]()
+        for _ in range(2):  # what waits once in a run: forms of messages
+            session.step(batch)
+        with noted(waited):
+            session.step(batch)
+        every: list[Any] = [waited]
+        if dist.is_initialized():
+            every = [None] * dist.get_world_size()
+            dist.all_gather_object(every, waited)
+        return set().union(*every)
+
+    with fake_gpus():
+        return run_session(case.engine, case.model, case.plan, spec, train)
+
+
+def local(**keys: Any) -> Case:
+    return flat(build, Config(**keys), 2, model=networks.ALL["norms"])
+
+
+SESSIONS: dict[str, Callable[[], Case]] = {
+    "single": lambda: local().reference,
+    "gpipe": local,
+    "gpipe, deferred batch norm": lambda: local(deferred_batch_norm=True),
+    "gpipe, recomputed": lambda: replace(local(), plan=replace(local().plan, recompute="always")),
+    "periodic": lambda: test_periodic.case("pairs", 2, 4),
+    **{name: ON_RANKS[name] for name in ("myelin, replicas", "pipeline zbv", "pipeline, replicas", "sbp")},
+}
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_step_on_fake_gpus_waits_nowhere_else(name: str) -> None:
+    """Also where no call says so: a tensor that is a condition, a copy from memory that is not pinned."""
+    unnamed = {"harness/nn/shared_state.py _changed"}  # after a step: what stages share is compared
+    waiting = (lines for why, lines in ALLOWED.items() if why != HOSTS_OWN)
+    places = (line.split() for lines in waiting for line in lines.strip().splitlines())
+    listed = {f"{file} {function.rpartition('.')[2]}" for file, function, _ in places}
+    waited = waits_of(SESSIONS[name]())
+    assert waited and waited <= listed | unnamed
 
 
 @pytest.mark.gpu

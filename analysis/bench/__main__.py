@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial, update_wrapper
 from typing import Any
 
 from rich.console import Console
@@ -44,8 +45,19 @@ def planning(rounds: int) -> list[dict[str, Any]]:
     return [{"entry": " ".join(command[1:5]), "step": statistics.median(warm), "quartiles": [min(warm), max(warm)]}]
 
 
-def _benches() -> dict[str, Callable[[int], list[dict[str, Any]]]]:
-    """The benchmarks by name. They import torch, which takes seconds and is not needed for --help."""
+def is_commit(name: str) -> bool:
+    """Whether git knows a commit by this name."""
+    asked = ["git", "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"]
+    return subprocess.run(asked, cwd=results.ROOT, capture_output=True, check=False).returncode == 0
+
+
+def _benches(commit: str | None) -> dict[str, Callable[[int], list[dict[str, Any]]]]:
+    """The benchmarks by name, or that with an earlier commit. They import torch, which takes seconds and is not needed
+    for --help."""
+    if commit:
+        from analysis.bench import before
+
+        return {"before": update_wrapper(partial(before.compared, commit), before.compared)}
     from analysis.bench import captured, gpipe, myelin, race, sbp
     from analysis.bench.prediction import prediction
     from analysis.bench.scale import scale
@@ -58,10 +70,18 @@ def _benches() -> dict[str, Callable[[int], list[dict[str, Any]]]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns 0; an unknown name ends the process with code 2, as a wrong argument does."""
+    """Returns 0; an unknown name or commit ends the process with code 2, as a wrong argument does."""
     parser = argparse.ArgumentParser("python -m analysis.bench", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)}; by default all")
-    names = parser.parse_args(arguments).names
+    parser.add_argument(
+        "--before", metavar="COMMIT", help="instead: engines of this checkout and of a commit, in turns"
+    )
+    asked = parser.parse_args(arguments)
+    names = asked.names
+    if asked.before and (names or not is_commit(asked.before)):
+        parser.error(
+            f"--before: {'names go without it' if names else f'{asked.before} is no commit, git log has them'}"
+        )
     if unknown := sorted(set(names) - set(NAMES)):
         parser.error(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(NAMES)}")
     malloc.tune()
@@ -70,7 +90,7 @@ def main(arguments: list[str]) -> int:
     from analysis.bench import scale as growth
     from analysis.plots import style
 
-    benches = _benches()
+    benches = _benches(asked.before)
     all_results = results.load()
     for name in names or benches:
         rounds = int(os.environ.get("ROUNDS", ROUNDS))

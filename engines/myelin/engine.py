@@ -10,7 +10,7 @@ What it cannot do:
 
 * One stage on each device, no tensor parallelism inside a stage.
 * Times of messages are differences of two ranks' clocks: right on one machine.
-* On GPUs messages of transport=mpi pass through the host.
+* On GPUs (untested) messages of transport=mpi pass through the host, unless MPI takes GPUs' memory.
 """
 
 from __future__ import annotations

@@ -75,6 +75,7 @@ class MyelinSession(DistributedSession):
         channels += [channel.back for channel in channels]
         self.out = [channel for channel in channels if channel.source == self.pipeline_rank]
         self.transport = self._transport(channels)
+        self.facts |= self.transport.facts
 
     def _stage(self, layers: nn.Sequential) -> SegmentedStage:
         """Build this rank's stage; skips between other stages do not pass through it."""

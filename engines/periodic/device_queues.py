@@ -82,4 +82,6 @@ def _on_streams(streams: Sequence[torch.cuda.Stream], counting: Context) -> Iter
             stack.enter_context(torch.cuda.stream(stream))
         yield
         for stream in streams:
-            stream.synchronize()
+            done = torch.cuda.Event(blocking=True)  # its thread sleeps: waiting for the stream itself would spin
+            done.record(stream)
+            done.synchronize()

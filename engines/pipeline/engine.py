@@ -19,7 +19,7 @@ What it cannot do:
 * A custom autograd function that takes a matrix as weight computes all its gradients in each half; both halves call
   the hooks of tensors in a stage.
 * Times of messages are differences of two ranks' clocks: right on one machine.
-* On GPUs (untested) messages of transport=mpi pass through the host.
+* On GPUs (untested) messages of transport=mpi pass through the host, unless MPI takes GPUs' memory.
 """
 
 from __future__ import annotations

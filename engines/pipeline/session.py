@@ -62,6 +62,7 @@ class PipelineSession(StagesSession):
         self.homes = [stage.device for stage in self.plan.stages]
         self.places = {(op.stage, op.kind, op.micro_batch): n for row in self.tasks for n, op in enumerate(row)}
         self.transport = self._transport([c for c in self.channels if self.homes[c.source] != self.homes[c.target]])
+        self.facts |= self.transport.facts
 
     def make_modules(self, layers: nn.Sequential, numbers: Sequence[int]) -> list[StageModule]:
         return stage_modules(layers, self.plan, numbers, portals=True)

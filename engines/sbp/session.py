@@ -35,6 +35,7 @@ from harness.runtime.stage_passes import StagePasses
 from harness.runtime.training_state import (
     load_optimizer_state,
     make_optimizer,
+    pinned_as,
 )
 from harness.runtime.values import Value, mapped, tensors_of
 from harness.sbp.matmul_chain import chain_from_profile
@@ -107,11 +108,14 @@ class SBPSession(DistributedSession):
 
         def part(tensor: Tensor) -> Tensor:
             rows = self._rows(tensor, start.rows)
-            if not start.columns.split:
-                return rows
-            return rows.index_select(1, mine(start.columns, rows.shape[1], self.by, rows.device))
+            if start.columns.split:
+                rows = rows.index_select(1, mine(start.columns, rows.shape[1], self.by, rows.device))
+            return pinned_as(tensor, rows)
 
-        return Batch(mapped(part, whole.inputs), mapped(lambda one: self._rows(one, end.rows), whole.targets))
+        def classes(tensor: Tensor) -> Tensor:
+            return pinned_as(tensor, self._rows(tensor, end.rows))
+
+        return Batch(mapped(part, whole.inputs), mapped(classes, whole.targets))
 
     def _rows(self, tensor: Tensor, dim: Dim) -> Tensor:
         if not dim.split:

@@ -34,7 +34,7 @@ FEW = 12
 """So many keys of a group are listed."""
 ALL_KEYS = "python run.py --help lists every key"
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
-SYNTAX = frozenset(",'\"[](){}\\$=")
+SYNTAX = frozenset(",'\"[](){}\\$")
 """What has a meaning for Hydra, in a value."""
 
 
@@ -68,9 +68,11 @@ def read(text: str, parser: OverridesParser) -> Override:
 
 
 def _with_quotes(text: str) -> str:
-    """Hydra's grammar has ASCII letters alone: a value with others gets quotes, unless it has some, or is a list."""
+    """Hydra's grammar has ASCII letters alone, and no second equals sign: a value with these gets quotes, unless it has
+    some, or is a list."""
     key, _, value = text.partition("=")
-    return quoted(key, value) if not value.isascii() and SYNTAX.isdisjoint(value) else text
+    needs = "=" in value or not value.isascii()
+    return quoted(key, value) if needs and SYNTAX.isdisjoint(value) else text
 
 
 _parser = functools.cache(OverridesParser.create)

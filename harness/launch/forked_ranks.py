@@ -181,7 +181,7 @@ def _run_rank(
     try:
         process_group.join(rank, count, device, rank, store=_store(rank, count, rendezvous))
         if connections:
-            mpi.join_world(rank, connections)
+            mpi.join_world(rank, connections, device)
         result = function()
         to_host.send_bytes(pickle.dumps(result if rank == 0 else None))
         dist.barrier()  # no rank exits while another one still has messages for it

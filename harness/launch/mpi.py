@@ -55,9 +55,11 @@ FOREIGN = (*PMI_NAMES, "SLURM_", "HYDRA_", "MPIEXEC_")
 NO_TOPOLOGY = {"HWLOC_XMLFILE": os.devnull}
 """Of mpiexec: else it writes this machine's topology for its ranks into a file in /tmp, and leaves it when killed. Each
 rank finds the topology out by itself."""
-RANK_SETTINGS = {"UCX_TLS": "self,tcp", "UCX_TCP_MAX_CONN_RETRIES": "255", "MPIR_CVAR_ASYNC_PROGRESS": "0"}
-"""Settings of UCX and mpich for a rank: mpich has its own shared memory; its thread for progress spins; ranks of srun
-that all connect at once on a busy machine need more than 25 tries."""
+RANK_SETTINGS = {"UCX_TCP_MAX_CONN_RETRIES": "255", "MPIR_CVAR_ASYNC_PROGRESS": "0"}
+"""Settings of UCX and mpich for a rank: its thread for progress spins; ranks of srun that all connect at once on a busy
+machine need more than 25 tries."""
+ON_CPUS = {"UCX_TLS": "self,tcp"}
+"""Of UCX where ranks have no GPUs, whose memory it reaches by others of its ways: mpich has its own shared memory."""
 HELPERS_S = 8.0
 """Within which the helpers must connect; it takes hundredths of a second."""
 GRACE_S = 3.0
@@ -187,8 +189,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def join_world(rank: int, connections: Sequence[PmiConnection]) -> Intracomm:
-    """In a forked rank: become rank `rank` of the world. Several threads may send and receive its messages.
+def join_world(rank: int, connections: Sequence[PmiConnection], device: str) -> Intracomm:
+    """In a forked rank: become rank `rank` of the world, with a torch device. Several threads may send and receive its
+    messages.
 
     Raises NoWorld where MPI sees another world.
     """
@@ -196,14 +199,19 @@ def join_world(rank: int, connections: Sequence[PmiConnection]) -> Intracomm:
         connection.helper.close()
         if connection.rank != rank:
             os.close(connection.pmi_socket)
-    os.environ |= RANK_SETTINGS | connections[rank].environment | {"PMI_FD": str(connections[rank].pmi_socket)}
+    pmi = connections[rank].environment | {"PMI_FD": str(connections[rank].pmi_socket)}
+    os.environ |= _settings(device) | pmi
     return _world(len(connections), "mpiexec")
 
 
-def join_step_world(count: int) -> Intracomm:
+def join_step_world(count: int, device: str) -> Intracomm:
     """In a rank that srun has started with --mpi=pmi2: become one of the world of `count`; raises as `join_world`."""
-    os.environ |= RANK_SETTINGS
+    os.environ |= _settings(device)
     return _world(count, "srun")
+
+
+def _settings(device: str) -> dict[str, str]:
+    return RANK_SETTINGS | (ON_CPUS if device == "cpu" else {})
 
 
 def _world(count: int, starter: str) -> Intracomm:

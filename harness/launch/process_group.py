@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.host import devices
 from harness.runtime.collectives import patience
 
 ON_GPUS = "cpu:gloo,cuda:nccl"
@@ -18,8 +19,9 @@ rank 0 would have there as much as all ranks send."""
 def join(rank: int, count: int, device: str, local: int, **rendezvous: Any) -> None:
     """Make this process rank `rank` of the group of `count`, number `local` of its node.
 
-    On a GPU LOCAL_RANK, which libraries take for the number of their GPU, is that of `device`: Slurm may show each
-    rank one GPU only. `rendezvous` is torch's: a `store` or an `init_method`.
+    A rank has one intra-op thread, on a GPU its share of the cores, where each GPU that it sees has a rank. On a GPU
+    LOCAL_RANK, which libraries take for the number of their GPU, is that of `device`: Slurm may show each rank one GPU
+    only. `rendezvous` is torch's: a `store` or an `init_method`.
     """
     here = torch.device(device)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(local)}
@@ -28,6 +30,7 @@ def join(rank: int, count: int, device: str, local: int, **rendezvous: Any) -> N
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # a kernel that is loaded late waits for NCCL's, which wait for it
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # 8 queues: streams of messages wait for others
         torch.cuda.set_device(here)
+        torch.set_num_threads(max(1, devices.cores() // max(1, torch.cuda.device_count())))  # the others have theirs
         rendezvous["device_id"] = here
     else:
         torch.set_num_threads(1)

@@ -42,7 +42,7 @@ def run_in_step(count: int, function: Callable[[], T], device: str, with_mpi: bo
         raise CannotRun([Problem(rendezvous.place.count_name, rendezvous.place.count, message, hint=hint)])
     process_group.join(rendezvous.rank, count, device, rendezvous.place.local, store=rendezvous.store())
     if with_mpi:
-        mpi.join_step_world(count)
+        mpi.join_step_world(count, device)
     result = function()
     dist.barrier()  # no rank exits while another one still has messages for it
     dist.destroy_process_group()

@@ -28,7 +28,8 @@ class DeferredBatchNorm(_BatchNorm):
     """A batch norm for `chunks` micro-batches a step. Its state dict is that of the layer it replaces.
 
     `mean`, `variance`, `count` and `seen` have a row for each use of the layer in a micro-batch, as far as the
-    mini-batch has come; `call` is the micro-batch of the last call, and how many it has had.
+    mini-batch has come; `call` is the micro-batch of the last call, and how many it has had. The host reads `seen` and
+    `call` in each call: from `begin` on they are in its memory, so that it does not wait for a GPU.
     """
 
     mean: Tensor
@@ -51,13 +52,8 @@ class DeferredBatchNorm(_BatchNorm):
     def begin(self, chunks: int) -> None:
         """Begins a mini-batch of `chunks` micro-batches; discards what an earlier one that failed has left."""
         self.chunks = chunks
-        self.mean, self.variance, self.count, self.seen = (
-            self.mean[:0],
-            self.variance[:0],
-            self.count[:0],
-            self.seen[:0],
-        )
-        self.call = torch.zeros_like(self.call)
+        self.mean, self.variance, self.count = self.mean[:0], self.variance[:0], self.count[:0]
+        self.seen, self.call = torch.zeros(0, dtype=torch.long), torch.zeros(2, dtype=torch.long)
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -73,11 +69,12 @@ class DeferredBatchNorm(_BatchNorm):
     def _gather(self, input: Tensor) -> None:
         mean, variance = own_statistics(input)
         use = self._use()
-        means = torch.stack([_row(self.mean, use).to(mean), mean])
-        variances = torch.stack([_row(self.variance, use).to(mean), variance])
-        counts = torch.stack([_row(self.count, use), self.count.new_full((), input.numel() // input.size(1))])
+        count = mean.new_full((), input.numel() // input.size(1), dtype=torch.long)
+        means = torch.stack([_row(self.mean, use, mean).to(mean), mean])
+        variances = torch.stack([_row(self.variance, use, mean).to(mean), variance])
+        counts = torch.stack([_row(self.count, use, count), count])
         mean, variance = combined(means, variances, counts)
-        count, seen = counts.sum(), _row(self.seen, use) + 1
+        count, seen = counts.sum(), _row(self.seen, use, self.seen.new_zeros(())) + 1
         if seen >= self.chunks:
             self._commit(mean, variance, count)
             mean, variance, count, seen = (torch.zeros_like(each) for each in (mean, variance, count, seen))
@@ -102,9 +99,9 @@ class DeferredBatchNorm(_BatchNorm):
             running.copy_(running.to(value).lerp_(value, factor))
 
 
-def _row(buffer: Tensor, use: int) -> Tensor:
+def _row(buffer: Tensor, use: int, like: Tensor) -> Tensor:
     """A row of a buffer; zeros where it has none yet."""
-    return buffer[use] if use < len(buffer) else buffer.new_zeros(buffer.shape[1:])
+    return buffer[use] if use < len(buffer) else torch.zeros_like(like)
 
 
 def _with_row(buffer: Tensor, use: int, row: Tensor) -> Tensor:

@@ -212,14 +212,14 @@ class Run:
         self.progress.phase("recording")
         path, draft = self.folder.path, prepared.draft
         result = json.loads((path / RESULT).read_text())
-        done = result.pop("measured_steps")
+        done, facts = result.pop("measured_steps"), result.pop("facts")
         if done != self.config.steps:  # of a race, which ends when it is decided
             self.folder.update(config=self.record.config | {"steps": done})
         traces = {"last step, measured": Trace.load(path / TRACE), "simulated": draft.simulation.trace}
         measured, predicted = traces.values()
         found = metrics.measured(result, draft, self.config, prepared.kind) | metrics.traced(measured, draft)
-        parts = {"parts_s": parts_s(predicted, draft.schedule)}
-        self.folder.update(metrics=found, predicted=self.record.predicted | parts, trace=TRACE)
+        expected = self.record.predicted | {"parts_s": parts_s(predicted, draft.schedule)}
+        self.folder.update(metrics=found, predicted=expected, manifest=self.record.manifest | facts, trace=TRACE)
         panels = [(f"{self.title}, {what}", trace) for what, trace in traces.items() if trace.spans]
         self.draw(panels, prepared)  # an engine may leave no trace of its own
 

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,13 +41,14 @@ Held = defaultdict[str, list[Interval]]
 """When collectives held up a rank, by algorithm."""
 
 
-def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Return a process group of these ranks. Collective: every rank of the run calls it, in the same order.
+def new_group(ranks: Sequence[int], options: Any = None) -> dist.ProcessGroup:
+    """Return a process group of these ranks, with NCCL's `options`. Collective: every rank of the run calls it, in the
+    same order.
 
     On GPUs its communicator is opened here, which takes seconds with many ranks: rank 0 says that it goes on, so that
     the run is not ended for making no progress.
     """
-    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=patience())
+    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=patience(), pg_options=options)
     if torch.cuda.is_initialized() and dist.get_rank() == 0:
         print(f"opened a communicator of ranks {', '.join(map(str, ranks))}", flush=True)
     return group

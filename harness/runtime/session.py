@@ -65,6 +65,7 @@ class BaseSession(ABC):
         self.bytes_sent: Counter[str] = Counter()
         self.recording = Recording()
         self.spans: list[Span] = []
+        self.facts: dict[str, Any] = {}  # for the record's manifest, of what the parent does not see
         self._recorded: list[Callable[[], None]] = []
         self.now_doing("")
 

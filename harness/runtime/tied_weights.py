@@ -51,7 +51,7 @@ class SharedCopy:
         parameter = self.parameter
         if not parameter.requires_grad:
             return 0
-        there = torch.tensor(parameter.grad is not None, dtype=torch.uint8, device=parameter.device)
+        there = torch.tensor(parameter.grad is not None, dtype=torch.uint8)  # by gloo: no GPU is waited for
         asked = dist.all_reduce(there, dist.ReduceOp.MAX, self.group, async_op=True)
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         dist.all_reduce(gradient, group=self.group)

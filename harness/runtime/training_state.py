@@ -104,9 +104,15 @@ def cast_batch(batch: Batch, dtype: str) -> Batch:
     target = getattr(torch, dtype)
 
     def convert(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype_in(tensor, target))
+        return pinned_as(tensor, tensor.to(dtype_in(tensor, target)))
 
     return Batch(mapped(convert, batch.inputs), mapped(convert, batch.targets))
+
+
+def pinned_as(source: Tensor, made: Tensor) -> Tensor:
+    """What was made of a tensor on the host, in pinned memory if that is: else the host would wait for each copy of it
+    to a GPU."""
+    return made.pin_memory() if source.is_pinned() and not made.is_pinned() else made
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:

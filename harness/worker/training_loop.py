@@ -165,6 +165,7 @@ def train_steps(
                 return None
     _check_updated(lines, last)
     summary = {**_summary(lines, loop), "slowed": others.slowed() if last else None, **vars(memory)}
+    summary["facts"] = getattr(session, "facts", {})
     summary |= {name: getattr(last, name) if last else {} for name in ("bytes_sent", "collectives")}
     if last is None:  # the checkpoint is that of the last step
         return summary, Trace(())

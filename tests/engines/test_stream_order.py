@@ -106,12 +106,13 @@ def test_a_pass_after_one_that_failed(mode: str, call: int) -> None:
         assert order.faults == []
 
 
-def faults_of(case: Case, steps: int = 2) -> list[str]:
-    """Those of all ranks, where each GPU has one."""
+def faults_of(case: Case, steps: int = 2, prepared: Callable[[Session], None] = lambda session: None) -> list[str]:
+    """Those of all ranks, where each GPU has one; in each the session is `prepared`."""
     count = max(case.plan.mesh.size, *(device + 1 for device in case.plan.devices))
     spec = replace(case.spec, devices=tuple(f"cuda:{number}" for number in range(count)))
 
     def train(session: Session) -> tuple[int, list[str]]:
+        prepared(session)
         for _ in range(steps):
             session.step(case.model.sample(case.samples))
             session.state_dict()

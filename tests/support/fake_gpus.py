@@ -25,6 +25,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,6 +156,7 @@ class Event:
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self.clock: dict[str, int] = {}
         self.at_s = 0.0
+        self.asked = False
 
     def record(self, stream: Stream | None = None) -> None:
         self.clock = dict(MACHINE.order.clock((stream or _current()).name))
@@ -165,6 +167,14 @@ class Event:
 
     def synchronize(self) -> None:
         MACHINE.order.join(HOST, self.clock)
+
+    def query(self) -> bool:
+        """Whether the GPU has come there: it has not when one looks for the first time."""
+        if not self.asked:
+            self.asked = True
+            return False
+        self.synchronize()
+        return True
 
     def elapsed_time(self, later: Event) -> float:
         return (later.at_s - self.at_s) * 1e3
@@ -194,6 +204,8 @@ class _Devices(TorchFunctionMode):
             MACHINE.host_waits(MACHINE.stream(gpu).name)
         if name in ("is_pinned", "pin_memory"):
             return _pinned(name, args[0])
+        if name == "new_tensor" and "device" not in kwargs and (gpu := MACHINE.of(args[0])) is not None:
+            kwargs["device"] = gpu
         if name in ("to", "cuda", "cpu"):
             return _moved(func, name, args, kwargs)
         return _made(func, args, kwargs)
@@ -330,6 +342,8 @@ def _copied(target: Tensor, source: Tensor, non_blocking: bool) -> None:
         order.join(stream, order.clock(streams[0]))
     if host and (pageable or not non_blocking):
         MACHINE.host_waits(streams[0])
+    elif host:  # torch gives pinned memory to nobody else before such a copy has ended
+        order.record(_block(host[0]), streams[0])
 
 
 def _communicated(name: str, args: Any, out: Any) -> None:
@@ -440,6 +454,7 @@ FAKES: dict[str, Any] = {
     "current_stream": _current,
     "synchronize": _synchronize,
     "current_device": lambda: MACHINE.device,
+    "device_count": lambda: 8,
     "set_device": lambda device: setattr(MACHINE, "device", _number(device)),
     "reset_peak_memory_stats": lambda device=None: None,
     "max_memory_allocated": lambda device=None: 0,
@@ -475,6 +490,8 @@ def fake_gpus() -> Iterator[StreamOrder]:
         patch.setattr(Tensor, "record_stream", _record_stream)
         patch.setattr(process_group, "ON_GPUS", "gloo")
         patch.setattr(dist, "init_process_group", _without_device(dist.init_process_group))
+        options = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace()))
+        patch.setattr(dist, "ProcessGroupNCCL", options, raising=False)  # gloo takes no notice of them
         patch.setattr(threading.Thread, "run", in_thread)
         patch.setattr(Work, "wait", _waited(Work.wait))
         for method in "send", "recv":

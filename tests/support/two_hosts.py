@@ -1,6 +1,7 @@
 """Two hosts on this machine: network namespaces that a veth pair joins, each with a host name of its own. Needs root.
 
     host "left"  10.87.N.1 ---- 10.87.N.2  host "right"      a command in one of them: `hosts.command("left") + [...]`
+    sshd ------------^              ^------------ sshd       with hosts.sshd(folder) as ssh: `ssh` reaches both
 
 They share the file system, as nodes of a cluster do, and reach nothing else.
 """
@@ -8,22 +9,44 @@ They share the file system, as nodes of a cluster do, and reach nothing else.
 from __future__ import annotations
 
 import os
-import shlex
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from harness.config.schema import LaunchConfig
+
 NAMES = ("left", "right")
 INTERFACE = "regatta0"
 """What each host calls its network."""
 END_S = 10.0
+SSH_PORT = 2222
+INSTALL = "apt-get install -y --no-install-recommends openssh-server openssh-client"
+SERVER = """Port {port}
+ListenAddress {address}
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/user.pub
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+PidFile none
+"""
+"""What sshd reads in the place of /etc/ssh/sshd_config."""
+CLIENT = """Port {port}
+IdentityFile {folder}/user
+IdentitiesOnly yes
+UserKnownHostsFile {folder}/known_hosts
+GlobalKnownHostsFile /dev/null
+StrictHostKeyChecking yes
+"""
+"""What ssh reads in the place of ~/.ssh/config."""
 _made = count()
 
 
@@ -44,14 +67,39 @@ class TwoHosts:
         named = ["unshare", "--uts", "sh", "-c", f'hostname {host}; exec "$@"', "sh"]
         return ["ip", "netns", "exec", self.namespace(host), *named]
 
-    def ssh(self, folder: Path) -> str:
-        """A command in the place of ssh: it reaches a host by its address."""
-        script = folder / "ssh.sh"
-        cases = [f'{self.address(host)}) set -- {shlex.join(self.command(host))} sh -c "$2" ;;' for host in NAMES]
-        lines = ["#!/bin/sh", 'case "$1" in', *cases, '*) echo "no route to $1" >&2; exit 255 ;;', "esac", 'exec "$@"']
-        script.write_text("\n".join(lines) + "\n")
-        script.chmod(0o755)
-        return str(script)
+    @contextmanager
+    def sshd(self, folder: Path) -> Iterator[str]:
+        """Within it each host has an sshd, with keys and files of its own in `folder`. Yields the command that reaches
+        them by their addresses, from the first one: `launch.ssh` as it is by default, with these files."""
+        server = shutil.which("sshd", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
+        if not server or not shutil.which("ssh"):
+            pytest.skip(f"needs sshd and ssh: {INSTALL}")
+        for key in ("host", "user"):
+            _said("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(folder / key))
+        public, addresses = (folder / "host.pub").read_text(), [self.address(host) for host in NAMES]
+        (folder / "known_hosts").write_text("".join(f"[{one}]:{SSH_PORT} {public}" for one in addresses))
+        (folder / "ssh_config").write_text(CLIENT.format(port=SSH_PORT, folder=folder))
+        with ExitStack() as stack:
+            for host in NAMES:
+                stack.enter_context(self._sshd(host, server, folder))
+            yield f"ip netns exec {self.namespace(NAMES[0])} {LaunchConfig().ssh} -F {folder / 'ssh_config'}"
+
+    @contextmanager
+    def _sshd(self, host: str, server: str, folder: Path) -> Iterator[None]:
+        """The sshd of a host, in which /run is its own: sshd wants a folder there."""
+        configuration, log = folder / f"sshd_{host}", folder / f"sshd_{host}.log"
+        configuration.write_text(SERVER.format(port=SSH_PORT, address=self.address(host), folder=folder))
+        begin = 'mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && exec "$@"'
+        command = [*self.command(host), "sh", "-c", begin, "sh", server, "-D", "-f", str(configuration), "-E", str(log)]
+        with subprocess.Popen(command) as process:
+            try:
+                deadline = time.monotonic() + END_S
+                while not log.exists() or "listening" not in log.read_text():
+                    assert process.poll() is None and time.monotonic() < deadline, log.exists() and log.read_text()
+                    time.sleep(0.02)
+                yield
+            finally:
+                process.kill()
 
     def processes(self, *hosts: str) -> list[int]:
         """All processes on these hosts, without a name on both."""
@@ -92,6 +140,11 @@ def two_hosts() -> Iterator[TwoHosts]:
 
 def _ip(*words: str, fails: bool = False) -> str:
     """What `ip` prints; it may fail where `fails`."""
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=30, check=False)
-    assert fails or done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
+    return _said("ip", *words, fails=fails)
+
+
+def _said(*command: str, fails: bool = False) -> str:
+    """What a command prints; it may fail where `fails`."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert fails or done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
     return done.stdout

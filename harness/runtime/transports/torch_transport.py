@@ -28,7 +28,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,8 @@ from torch import Tensor
 from harness.runtime.collectives import new_group, patience
 from harness.runtime.transports.transport import Arrival, Channel, Completed, Position, Transport
 
+CTAS = 4
+"""Thread blocks that a message of NCCL has at most; up to 32 by itself. What is best has not been measured."""
 AT_ONCE_S = 1e-4
 """Within which a wait ends for a message that is there."""
 T = TypeVar("T")
@@ -63,7 +65,8 @@ class GroupTransport(Transport):
         width, devices, own = self.position.width, self.position.devices, {}
         for first in range(0, self.position.replicas * width, width):
             for channel in channels:
-                group = new_group([first + devices[channel.source], first + devices[channel.target]])
+                ends = [first + devices[channel.source], first + devices[channel.target]]
+                group = new_group(ends, _few_ctas() if self.device.type == "cuda" else None)
                 if first == self.position.rank // width * width:
                     own[channel] = group
         return own
@@ -110,6 +113,14 @@ class GroupTransport(Transport):
             done.synchronize()
 
 
+def _few_ctas() -> Any:
+    """NCCL's options of a channel: a message takes few of a GPU's multiprocessors from what computes meanwhile."""
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = patience()
+    options.config.max_ctas = CTAS
+    return options
+
+
 class TorchTransport(GroupTransport):
     """Takes messages in the order in which they arrive."""
 
@@ -129,7 +140,7 @@ class TorchTransport(GroupTransport):
 
     def _send(self, channel: Channel, micro_batch: int, tensors: list[Tensor]) -> None:
         peer, tag, group = self.position.peer(channel.target), self.tag(channel, micro_batch), self._groups.get(channel)
-        made = self._point()
+        made = self.point()
 
         def job() -> None:
             try:
@@ -149,7 +160,7 @@ class TorchTransport(GroupTransport):
 
     def _receive(self, channel: Channel, micro_batch: int, buffers: list[Tensor]) -> None:
         peer, tag, group = self.position.peer(channel.source), self.tag(channel, micro_batch), self._groups.get(channel)
-        free = self._point()  # what the buffers' memory was before may still be read
+        free = self.point()  # what the buffers' memory was before may still be read
 
         def job() -> None:
             try:
@@ -164,10 +175,6 @@ class TorchTransport(GroupTransport):
                 self._received.put(error)
 
         self._jobs[channel].put(job)
-
-    def _point(self) -> torch.cuda.Event | None:
-        """This point in the work of the main thread's stream."""
-        return torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
 
     def _after(self, point: torch.cuda.Event | None) -> None:
         """The stream of this thread's channel continues from there."""

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,6 +125,11 @@ class Transport(ABC):
         self._posted: dict[Channel, dict[int, list[Tensor]]] = {}
         self._asked: dict[Channel, Coming] = {}
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the record's manifest has of the library that sends messages, where a run depends on it."""
+        return {}
+
     # -- what a session calls -----------------------------------------------------------------------------------------
 
     def begin(self, coming: Mapping[Channel, Sequence[Coming]]) -> None:
@@ -190,6 +196,10 @@ class Transport(ABC):
     def tag(self, channel: Channel, micro_batch: int) -> int:
         """A number for each message of a step."""
         return self.numbers[channel] * self.micro_batches + micro_batch
+
+    def point(self) -> torch.cuda.Event | None:
+        """This point in the work of the calling thread's stream."""
+        return torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
 
     # -- receives ahead -----------------------------------------------------------------------------------------------
 

@@ -67,4 +67,4 @@ def test_a_link_copies_in_streams_of_its_own_on_both_devices(cuda: FakeCuda, mon
         streams = queues.streams[link]
         assert [stream.device for stream in streams] == [torch.device("cuda", n) for n in (source, target)]
         for stream in streams:
-            assert ("on", stream) in cuda.log and ("synchronize", stream) in cuda.log
+            assert ("on", stream) in cuda.log and ("sleep", stream) in cuda.log

@@ -37,6 +37,11 @@ def test_letters_of_all_languages_need_no_quotes(value: str) -> None:
     assert compose([f"out='{value}'"]).out == value
 
 
+@pytest.mark.parametrize("value", ["ssh -o Port=2222 -F /a", "=b", "a=b=c"])
+def test_an_equals_sign_in_a_value_needs_no_quotes(value: str) -> None:
+    assert compose([f"launch.ssh={value}"]).launch.ssh == compose([f"launch.ssh='{value}'"]).launch.ssh == value
+
+
 def test_given() -> None:
     assert given(["model=unet"], "model") and given(["model.size=64"], "model")
     assert not given(["mode=run", "planner.model=x"], "model")

@@ -52,6 +52,13 @@ def test_forked_ranks_are_a_world_next_to_their_group(count: int) -> None:
     assert forked_ranks.run_on_ranks(count, passed_round, ("cpu",) * count, with_mpi=True) == (count, count - 1, count)
 
 
+def test_ucx_reaches_the_memory_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks on GPUs leave all of its ways to UCX: these work here, too, and leave nothing."""
+    assert "UCX_TLS" in mpi._settings("cpu") and "UCX_TLS" not in mpi._settings("cuda:1")
+    monkeypatch.setattr(mpi, "ON_CPUS", {})
+    assert forked_ranks.run_on_ranks(2, passed_round, ("cpu",) * 2, with_mpi=True)[0] == 2
+
+
 def test_two_worlds_one_after_the_other() -> None:
     for _ in range(2):
         assert forked_ranks.run_on_ranks(2, passed_round, ("cpu",) * 2, with_mpi=True)[0] == 2

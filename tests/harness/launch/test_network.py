@@ -76,7 +76,7 @@ def test_ranks_wait_for_longer_than_their_parent(
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")  # as it was, afterwards
     monkeypatch.setattr(process_group.dist, "init_process_group", lambda *_, timeout, **__: given.append(timeout))
-    monkeypatch.setattr(collectives.dist, "new_group", lambda _, timeout: given.append(timeout))
+    monkeypatch.setattr(collectives.dist, "new_group", lambda _, timeout, pg_options: given.append(timeout))
     collectives.outlast(limit_s)
     process_group.join(0, 1, "cpu", 0)
     collectives.new_group([0])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness.host import devices
 from harness.launch import process_group
 
 
@@ -18,7 +19,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(torch.cuda, "set_device", lambda name: seen.update(loading=os.environ["CUDA_MODULE_LOADING"]))
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: seen.update(threads=count))
     monkeypatch.setattr(dist, "init_process_group", lambda name, **keys: seen.update(backend=name, **keys))
     return seen
 
@@ -57,3 +58,17 @@ def test_libraries_take_the_gpu_that_the_rank_sees(device: str, local: str, join
     """Slurm may show rank 2 of a node its own GPU alone, which is cuda:0 there."""
     process_group.join(2, 4, device, 2, store=None)
     assert os.environ["LOCAL_RANK"] == local
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "gpus", "threads"),
+    [("cuda:1", 64, 8, 8), ("cuda:0", 8, 1, 8), ("cuda:3", 2, 8, 1), ("cpu", 64, 0, 1)],
+    ids=["a node", "Slurm shows its own", "few cores", "CPU"],
+)
+def test_ranks_share_the_cores(
+    device: str, cores: int, gpus: int, threads: int, joined: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "cores", lambda: cores)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    process_group.join(0, 8, device, 0, store=None)
+    assert joined["threads"] == threads

@@ -70,7 +70,7 @@ def test_opening_communicators_is_progress(
 ) -> None:
     """Of NCCL each takes seconds on many ranks, and a run that says nothing is ended."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: gpu)
-    monkeypatch.setattr(dist, "new_group", lambda ranks, timeout: tuple(ranks))
+    monkeypatch.setattr(dist, "new_group", lambda ranks, timeout, pg_options: tuple(ranks))
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
     assert new_group(range(3)) == (0, 1, 2)  # type: ignore[comparison-overlap]
     assert ("ranks 0, 1, 2" in capsys.readouterr().out) is said

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -138,12 +139,12 @@ def test_what_rank_0_refuses_ends_the_others(hosts: TwoHosts, cache: str, comman
 def test_over_launch_ssh(
     engine: str, hosts: TwoHosts, cache: str, commands: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parent is on a third host, and reaches both by a command in the place of ssh."""
-    listed = ",".join(f"{hosts.address(host)}:2" for host in NAMES)
-    ssh = [f"launch.hosts=[{listed}]", f"launch.ssh={hosts.ssh(tmp_path)}"]
+    """The parent is on a third host, and reaches both by the first one's ssh."""
     monkeypatch.setenv("REGATTA_CACHE", cache)
     network = f"launch.interface={INTERFACE}"
-    assert run.main([*ENGINES[engine], *TINY, "steps=3", *ssh, network, f"out={tmp_path / 'run'}"], {}) == 0
+    with hosts.sshd(tmp_path) as ssh:
+        keys = [*over(hosts, ssh, 2), network, "steps=3", f"out={tmp_path / 'run'}"]
+        assert run.main([*ENGINES[engine], *TINY, *keys], {}) == 0
     assert run.main(["engine=single", *TINY, "steps=3", f"out={tmp_path / 'single'}"], {}) == 0
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "single"), rel=1e-9)
     assert f"{hosts.address('left')}: " in (tmp_path / "run" / "log").read_text()
@@ -154,23 +155,81 @@ def test_over_launch_ssh(
 def test_a_rank_over_ssh_that_is_killed_ends_all_and_is_named(
     hosts: TwoHosts, cache: str, commands: None, tmp_path: Path
 ) -> None:
-    listed = ",".join(f"{hosts.address(host)}:1" for host in NAMES)
-    ssh = [f"launch.hosts=[{listed}]", f"launch.ssh={hosts.ssh(tmp_path)}"]
-    arguments = ["engine=ddp", *TINY, "steps=100000", *ssh, f"out={tmp_path / 'run'}"]
-    parent = start([sys.executable, str(ROOT / "run.py"), *arguments], cache, tmp_path, "said")
-    try:
-        deadline = time.monotonic() + LIMIT_S
-        while not (tmp_path / "run" / "metrics.jsonl").exists():
-            assert time.monotonic() < deadline and parent.poll() is None, (tmp_path / "said").read_text()
-            time.sleep(0.1)
-        there = [pid for pid in hosts.processes("right") if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    with over_ssh(hosts, cache, tmp_path) as parent:
+        there = [pid for pid in hosts.processes("right") if b"train" in words(pid)]
         os.kill(max(there), signal.SIGKILL)
-    finally:
-        codes = ended([parent])
+        assert ended([parent]) == [1]
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     who = f"rank 1, stage 0, on {hosts.address('right')} was killed (signal 9)"
-    assert codes == [1] and record["status"] == "error" and who in record["reason"]
+    assert record["status"] == "error" and who in record["reason"]
     assert hosts.processes() == []
+
+
+def test_a_connection_that_is_lost_ends_all_and_is_named(
+    hosts: TwoHosts, cache: str, commands: None, tmp_path: Path
+) -> None:
+    with over_ssh(hosts, cache, tmp_path) as parent:
+        for pid in hosts.processes("right"):
+            if words(pid).startswith(b"sshd: root"):
+                os.kill(pid, signal.SIGKILL)
+        assert ended([parent]) == [1]
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    who = f"{hosts.address('right')}: was lost, launch.ssh ended with exit code 255"
+    assert record["status"] == "error" and who in record["reason"]
+    assert hosts.processes() == []
+
+
+def test_no_rank_outlives_a_parent_that_is_killed(hosts: TwoHosts, cache: str, commands: None, tmp_path: Path) -> None:
+    with over_ssh(hosts, cache, tmp_path) as parent:
+        parent.kill()
+        parent.wait()
+        deadline = time.monotonic() + 20
+        while any(b"harness" in words(pid) for pid in hosts.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not [words(pid) for pid in hosts.processes() if b"harness" in words(pid)]
+
+
+@pytest.mark.usefixtures("at_length")
+def test_a_host_that_does_not_know_the_key_is_named(
+    hosts: TwoHosts, cache: str, commands: None, tmp_path: Path
+) -> None:
+    with hosts.sshd(tmp_path) as ssh:
+        (tmp_path / "user.pub").write_text((tmp_path / "host.pub").read_text())
+        arguments = ["engine=ddp", *TINY, "steps=1", *over(hosts, ssh, 1), f"out={tmp_path / 'run'}"]
+        assert ended([start([sys.executable, str(ROOT / "run.py"), *arguments], cache, tmp_path, "said")]) == [1]
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert "was not reached, launch.ssh ended with exit code 255: " in record["reason"]
+    assert "Permission denied" in record["reason"] and hosts.processes() == []
+
+
+def over(hosts: TwoHosts, ssh: str, each: int) -> list[str]:
+    """The keys for so many ranks on each host."""
+    listed = ",".join(f"{hosts.address(host)}:{each}" for host in NAMES)
+    return [f"launch.hosts=[{listed}]", f"launch.ssh={ssh}"]
+
+
+@contextmanager
+def over_ssh(hosts: TwoHosts, cache: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Within it a rank on each host trains for long. Yields the parent, which is ended with it."""
+    with hosts.sshd(folder) as ssh:
+        arguments = ["engine=ddp", *TINY, "steps=100000", *over(hosts, ssh, 1), f"out={folder / 'run'}"]
+        parent = start([sys.executable, str(ROOT / "run.py"), *arguments], cache, folder, "said")
+        try:
+            deadline = time.monotonic() + LIMIT_S
+            while not (folder / "run" / "metrics.jsonl").exists():
+                assert time.monotonic() < deadline and parent.poll() is None, (folder / "said").read_text()
+                time.sleep(0.1)
+            yield parent
+        finally:
+            parent.kill()
+            parent.wait()
+
+
+def words(pid: int) -> bytes:
+    """The command line of a process; nothing of one that has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 @pytest.mark.usefixtures("at_length")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from harness.runtime.transports import torch_transport
 from harness.runtime.transports.torch_transport import GroupTransport, TorchTransport
 from harness.runtime.transports.transport import Coming, Position, Transport
 from tests.harness.runtime.transports.test_transport import CHANNELS, DATA, M, between, received, sample
@@ -112,3 +114,20 @@ def test_a_thread_sleeps_until_a_gpu_is_through(monkeypatch: pytest.MonkeyPatch)
     cuda = fake_cuda.install(monkeypatch)
     on_gpu()._synchronize()
     assert [entry[0] for entry in cuda.log] == ["mark", "sleep"]
+
+
+def test_a_channel_takes_few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And waits as long as all else, without which torch warns."""
+    opened: list[Any] = []
+    options = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace()))
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", options, raising=False)
+    monkeypatch.setattr(dist, "new_group", lambda ranks, **keys: opened.append((ranks, keys)))
+    on_gpu()._opened(CHANNELS[:2])
+    assert [ranks for ranks, _ in opened] == [[0, 1], [0, 1]]
+    for _, keys in opened:
+        assert keys["pg_options"].config.max_ctas == torch_transport.CTAS < 32
+        assert keys["pg_options"]._timeout == keys["timeout"]
+    transport = on_gpu()
+    transport.device = torch.device("cpu")
+    transport._opened(CHANNELS[:1])
+    assert opened[-1][1]["pg_options"] is None
