@@ -69,8 +69,11 @@ class Made(NamedTuple):
     @classmethod
     def of(cls, route: Route, search: Search) -> Made:
         """Counts both. Exchanges of SUMMA's matmuls are not among those that a limit excludes."""
-        split = [one for one in route.steps if isinstance(one, Step) and isinstance(one.strategy, Strategy)]
-        needs = (search.costs.exchange_bytes(one.item, one.strategy) for one in split)
+        needs = (
+            search.costs.exchange_bytes(one.item, one.strategy)
+            for one in route.steps
+            if isinstance(one, Step) and isinstance(one.strategy, Strategy)
+        )
         return cls(route, held(route, search), max(needs, default=0.0))
 
 

@@ -3,9 +3,9 @@ profile."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -137,12 +137,19 @@ def _add(sent: Sent, name: str, phase: str, seconds: float, size: float) -> None
 def _owners(route: Route) -> list[str]:
     """Returns the name of the matmul that each step belongs to."""
     names = [step.item.name if isinstance(step, Step) else "" for step in route.steps]
-    previous = [*accumulate(names, lambda last, name: name or last)]
-    following = [*accumulate(reversed(names), lambda last, name: name or last)][::-1]
+    previous, following = _last_names(names), reversed(_last_names(reversed(names)))
     return [
         before or after if isinstance(step, Move) and step.past else after or before
         for step, before, after in zip(route.steps, previous, following, strict=True)
     ]
+
+
+def _last_names(names: Iterable[str]) -> list[str]:
+    """Returns at each place the last name up to there that is not empty."""
+    found = [""]
+    for name in names:
+        found.append(name or found[-1])
+    return found[1:]
 
 
 def _traffic(plan: Plan, route: Route, costs: Costs, profile: ModelProfile) -> tuple[tuple[Traffic, ...], ...]:

@@ -67,7 +67,7 @@ def test_a_scheme_that_some_meshes_do_not_allow_is_asked_about_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     early = counted(monkeypatch, engine_support, "early")
-    overrides = ["mode=tune", *FLAT, "engine=gpipe", "batch.size=24"]
+    overrides = ["mode=tune", *FLAT, "engine=torch_pipelining", "engine.schedule=interleaved1f1b", "batch.size=24"]
     search = Nets(compose(overrides), overrides, tmp_path, Progress())
     assert search.search().best.candidate.mesh.size > 1
     assert not search.on_any_mesh and early.calls > len(search.schemes)
