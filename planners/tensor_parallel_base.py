@@ -231,6 +231,8 @@ def plan_matmuls(
                 return False
             return True
 
+        problem.known.clear()
+        problem.searches.clear()  # a search keeps what it refuses, with the fixes that nobody may ask for
         most = memory.available_bytes(cluster.device.memory_bytes)
         raise none(problem, error, request, works, memory_gb, cluster, most) from error
 

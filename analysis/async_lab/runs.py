@@ -96,7 +96,7 @@ def pipelines(loaded: Sequence[RunRecord]) -> dict[str, dict[int, Pipeline]]:
     """{"1f1b": {stages: ...}, "periodic": {stages: ...}} of the simulated points, for one batch of the same size."""
     found: dict[str, dict[int, Pipeline]] = {"1f1b": {}, "periodic": {}}
     for record in loaded:
-        if record.source != "simulated" or record.status != "ok":
+        if record.status != "ok" or record.config["mode"] != "simulate":
             continue
         metrics, batch, stages = record.metrics, record.config["batch"], record.config["mesh"]["pipeline"]
         periodic = record.config["engine"]["name"] == "periodic"
@@ -128,6 +128,8 @@ def _scheme(record: RunRecord) -> Scheme:
     parts += [f"look-ahead {ahead:g}"] if (ahead := corrections.get("look_ahead")) else []
     parts += ["lr by delay"] if corrections["lr_steps"] else []
     parts += [f"discrepancy {base:g}"] if (base := corrections.get("discrepancy")) else []
+    planner = record.config["planner"]["name"]
+    parts += [f"stages by planner={planner}"] if engine["stages"] > 1 and planner != "uniform" else []
     name = optimizer["name"] + (f" {optimizer['beta1']:g}" if optimizer.get("beta1") else "")
     name += f" {optimizer['momentum']:g}" if optimizer.get("momentum") else ""
     name += " nesterov" if optimizer.get("nesterov") else ""

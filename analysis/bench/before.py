@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,10 @@ ENTRIES = {
 }
 
 
+GONE_S = 60.0
+"""How long a process has to end its ranks."""
+
+
 class Entry:
     """An engine of one of the trees, in a process that waits for its turns."""
 
@@ -59,14 +63,19 @@ class Entry:
 
     def __exit__(self, *error: object) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(GONE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
 
     def step(self) -> float:
         """Return the seconds of a step. Raises RuntimeError if it has none: its process has said why."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
         if not (line := self.process.stdout.readline()):
             raise RuntimeError(f"{' '.join(map(str, self.process.args))} has ended")  # type: ignore[arg-type]
         return float(line)

@@ -126,7 +126,7 @@ def through_the_host(config: Config, plan: Plan, cluster: Cluster) -> list[Probl
     """Messages between GPUs of this machine by MPI: CPU devices share cores, GPUs do not."""
     if config.transport != "mpi" or cluster.name != "local" or cluster.cores or len(plan.stages) == 1:
         return []
-    message = "copies each message to the host's memory, unless MPI takes GPUs': mpich of PyPI does not; torch has NCCL"
+    message = "copies each message to the host's memory, unless MPI takes GPU memory (mpich of PyPI does not)"
     return [Problem("engine.transport", "mpi", message, ({"engine.transport": "torch"},))]
 
 

@@ -118,7 +118,7 @@ def _graphed(config: DictConfig, can: Capabilities) -> list[Problem]:
     elif checkpoint != "never":
         message, more = "keeps all activations in its graphs, and recomputes none", [{"engine.checkpoint": "never"}]
     elif config.precision.compile:
-        message, more = "captures layers that torch.compile leaves as they are", [{"precision.compile": False}]
+        message, more = "is not for layers that torch.compile has compiled", [{"precision.compile": False}]
     else:
         return []
     return [Problem(key, True, message, ({key: False}, *more))]

@@ -57,9 +57,14 @@ def torch_names(kind: Kind, count: int, per_node: int | None = None) -> tuple[st
 
 def cores() -> int:
     """Returns the number of CPU cores that this process may use."""
+    return len(affinity())
+
+
+def affinity() -> tuple[int, ...]:
+    """Returns the CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
 
 def cpu_model() -> str:

@@ -60,16 +60,26 @@ class GraphedLayers:
         """Make the graphs of all runs, with inputs like those of a pass that begins with this value."""
         if not self.runs:
             return
-        with CAPTURE, _unchanged(self.layers.buffers()), RandomNumbers(self.device).again():
+        with CAPTURE, _unchanged(self.layers), RandomNumbers(self.device).again():
             samples = self._samples(mapped(_like, value))
-            torch.cuda.make_graphed_callables(tuple(self.runs), samples, allow_unused_input=True)
+            if samples:
+                torch.cuda.make_graphed_callables(tuple(self.runs), samples, allow_unused_input=True)
 
     def _samples(self, value: Any) -> tuple[tuple[Any], ...]:
-        found = []
+        """The inputs of the runs. One that draws random numbers, as functional dropout does, is none from now on: in a
+        graph they would be others."""
+        found, parts = [], list[nn.Module]()
         for part in self.parts:
-            if isinstance(part, _Run):
-                found.append((mapped(_like, value),))
+            given, drawn = mapped(_like, value), RandomNumbers(self.device)
             value = part(value)
+            if not isinstance(part, _Run):
+                parts.append(part)
+            elif drawn.are_next():
+                parts.append(part)
+                found.append((given,))
+            else:
+                parts += part.children()
+        self.parts, self.runs = parts, [part for part in parts if isinstance(part, _Run)]
         return tuple(found)
 
 
@@ -111,10 +121,17 @@ def _draws(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _unchanged(buffers: Iterable[Tensor]) -> Iterator[None]:
-    """Within it passes may change buffers, such as statistics; afterwards they are as before, in the same memory."""
-    before = [(buffer, buffer.clone()) for buffer in buffers]
+def _unchanged(layers: nn.Module) -> Iterator[None]:
+    """Within it passes may change buffers, such as statistics, or put others in their places; afterwards they are as
+    before, in the same memory."""
+    before = [
+        (module, name, buffer, buffer.clone())
+        for module in layers.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     yield
     with torch.no_grad():
-        for buffer, value in before:
+        for module, name, buffer, value in before:
+            module._buffers[name] = buffer
             buffer.copy_(value)

@@ -53,6 +53,12 @@ class RandomNumbers:
         self.of_cpu = torch.get_rng_state()
         self.of_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
+    def are_next(self) -> bool:
+        """Whether nobody has drawn any since."""
+        now = RandomNumbers(self.device)
+        same = now.of_gpu is None or self.of_gpu is None or torch.equal(now.of_gpu, self.of_gpu)
+        return same and torch.equal(now.of_cpu, self.of_cpu)
+
     @contextmanager
     def again(self) -> Iterator[None]:
         """Within it they are drawn again; afterwards the generators go on where they were. For one thread at a time."""

@@ -18,6 +18,7 @@ import io
 import pickle
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -134,7 +135,8 @@ class Checkpoints:
         except OSError as error:
             if _rank():
                 return
-            checkpoint_files.remove_folder(checkpoint_files.shards_of(self.run_dir, step))
+            with suppress(OSError):  # it counts for nothing
+                checkpoint_files.remove_folder(checkpoint_files.shards_of(self.run_dir, step))
             size = _size_of(saved) + sharded_checkpoint.size_of(shards)
             self.error = {
                 "message": error.strerror or str(error),

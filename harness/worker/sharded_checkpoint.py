@@ -49,16 +49,18 @@ def write(folder: Path, shards: dict[str, Any]) -> dict[str, int]:
     from torch.distributed.checkpoint.api import CheckpointException
 
     rank = dist.get_rank()
-    if rank == 0:
-        checkpoint_files.remove_folder(folder)
-    dist.barrier()
     sums: dict[str, int] = {}
 
     def add(*paths: Path) -> None:
         sums.update((path.name, checkpoint_files.checksum(path)) for path in paths)
 
     class Writer(checkpoint.FileSystemWriter):
-        """Reads what it has written, where an error of one rank is known to all."""
+        """Removes what was there, and reads what it has written, where an error of one rank is known to all."""
+
+        def prepare_global_plan(self, *arguments: Any, **named: Any) -> Any:
+            checkpoint_files.remove_folder(folder)
+            folder.mkdir(parents=True)
+            return super().prepare_global_plan(*arguments, **named)
 
         def write_data(self, *arguments: Any, **named: Any) -> Any:
             written = super().write_data(*arguments, **named)

@@ -29,31 +29,49 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trained(runs: Path, versions: str, losses: Sequence[float], stages: int = 1, seed: int = 0, **keys: Any) -> None:
+def trained(
+    runs: Path,
+    versions: str,
+    losses: Sequence[float],
+    stages: int = 1,
+    seed: int = 0,
+    planner: str = "uniform",
+    **keys: Any,
+) -> None:
     corrections = {"prediction": False, "error_feedback": False, "lr_steps": 0} | keys
     engine = {"name": "delayed", "stages": stages, "versions": versions, "in_flight": None, "corrections": corrections}
     optimizer = {"name": "adamw", "lr": 0.1, "momentum": 0.0, "beta1": None}
-    name = f"{versions}-{stages}-{seed}-{len(keys)}"
+    name = f"{versions}-{stages}-{seed}-{len(keys)}-{planner}"
     diverged = not all(map(math.isfinite, losses))
     record = RunRecord(
         name,
         "error" if diverged else "ok",
         source="measured",
         reason="Diverged: the loss is nan at step 7" if diverged else "",
-        config={"engine": engine, "model": {"name": "gpt"}, "optimizer": optimizer, "seed": seed},
+        config={
+            "mode": "run",
+            "engine": engine,
+            "planner": {"name": planner},
+            "model": {"name": "gpt"},
+            "optimizer": optimizer,
+            "seed": seed,
+        },  # fmt: skip
         metrics={"losses": [*filter(math.isfinite, losses)]},
         manifest={"overrides": [name]},
     )
     record.save(runs / "async_lab-local" / name / "record.json")
 
 
-def simulated(runs: Path, engine: str, stages: int, step_time_s: float, period_s: float | None = None) -> None:
-    name = f"{engine}-{stages}"
+def simulated(
+    runs: Path, engine: str, stages: int, step_time_s: float, period_s: float | None = None, mode: str = "simulate"
+) -> None:
+    name = f"{engine}-{stages}-{mode}"
     record = RunRecord(
         name,
         "ok",
         source="simulated",
         config={
+            "mode": mode,
             "engine": {"name": engine} | ({"update_every": 4} if period_s else {}),
             "batch": {"micro_batches": 8 if period_s else 4},
             "mesh": {"pipeline": stages},
@@ -103,12 +121,15 @@ def test_copies_of_the_weights_and_names_of_methods(runs: Path) -> None:
     trained(runs, "flush", falling(1.0), prediction=False)
     trained(runs, "2bw", falling(1.0), error_feedback=True)
     trained(runs, "stash", falling(1.0), stages=4, prediction=True)
+    trained(runs, "stash", falling(1.0), stages=4, planner="balance")
+    trained(runs, "2bw", falling(1.0), planner="balance", error_feedback=True, seed=1)
     trained(runs, "none", falling(1.0), stages=4, lr_steps=9)
     assert [(row[1], row[3]) for row in rows()] == [
         ("flush", "1"),
         ("2bw + error feedback", "3"),
         ("none + lr by delay", "1"),
         ("stash + prediction", "4.5"),
+        ("stash + stages by planner=balance", "2.5"),
     ]
 
 
@@ -118,6 +139,7 @@ def test_at_equal_time_a_synchronous_pipeline_has_made_fewer_updates(runs: Path)
     trained(runs, "stash", falling(1.5), stages=4)
     simulated(runs, "pipeline", 4, step_time_s=16.0)
     simulated(runs, "periodic", 4, step_time_s=20.0, period_s=2.0)
+    simulated(runs, "pipeline", 4, step_time_s=1.0, mode="plan")
     assert ("adamw, lr 0.1", f"flush, {UPDATES // 2} updates", "4", "", "", "", "", "2.000", "") in rows()
     assert rows(1) == [
         ("1F1B, drains before an update", "4", "16.00 s", "1.00 x", "60 %", "2.0 GiB"),

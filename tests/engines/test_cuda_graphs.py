@@ -149,6 +149,46 @@ def test_a_model_without_static_layers_captures_nothing(graphs: FakeGraphs) -> N
     assert one(torch.ones(4)).shape == (4,) and not graphs.calls
 
 
+class Draws(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.3)
+
+
+class Replaces(nn.Module):
+    """Its buffer is another tensor after each pass."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return x
+
+
+def test_layers_that_draw_numbers_of_their_own_are_not_captured(graphs: FakeGraphs) -> None:
+    """Functional dropout, which no layer's type shows."""
+
+    def layers() -> list[nn.Module]:
+        return [nn.Linear(6, 8), Draws(), nn.Dropout(0.2), nn.Linear(8, 8), nn.Linear(8, 3)]
+
+    model = Network("draws", layers, lambda n: torch.randn(n, 6), lambda n: torch.randn(n, 3), networks._squares)
+    case = single(model)
+    expected = trained(case, False)
+    torch.testing.assert_close(trained(case, True), expected, rtol=0, atol=0)
+    ((runs, _),) = graphs.calls
+    assert [list(dict(run.named_children())) for run in runs] == [["3", "4"]]
+
+
+def test_buffers_that_a_pass_replaces_are_put_back(graphs: FakeGraphs) -> None:
+    layers = nn.Sequential(Dropout(0.0), Replaces(), nn.Linear(4, 4))
+    buffer = layers[1].count
+    GraphedLayers(layers, torch.device("cpu"))._capture(torch.ones(2, 4))
+    assert graphs.calls and layers[1].count is buffer and buffer.item() == 0
+
+
 def test_no_batch_is_pinned_while_graphs_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """That would allocate memory, which CUDA forbids meanwhile to all threads."""
     seen = []

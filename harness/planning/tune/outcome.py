@@ -25,7 +25,7 @@ def of(tuner: Tuner) -> Tuned:
     best = (row(tuner, line, draft) for line, draft in tuner.drafts.values())
     kinds = sorted((shortest.get(one.figures, one) for one in best), key=lambda one: (one.step_time_s, one.scheme))
     line, draft = tuner.drafts[kinds[0].scheme]
-    draft = tuner.compared(line.candidate, draft)
+    draft = draft if tuner.interrupted else tuner.compared(line.candidate, draft)
     ground = tuner.grounds[line.candidate.micro_batch]
     scheme = tuner.by_settings[line.candidate.settings]
     notes = scheme.engine.notes(draft.plan, ground.profile, draft.cluster, draft.memory)

@@ -128,8 +128,13 @@ class MPITransport(Transport):
         return found
 
     def finish(self) -> None:
-        self._until(lambda: not (self._requests or self._sends or self._receives), "its messages to leave")
+        self._until(self._is_idle, "its messages to leave")
         self._computing.clear()
+
+    def _is_idle(self) -> bool:
+        """Whether no message is left; the other thread may be giving one to MPI."""
+        with self._lock:
+            return not (self._requests or self._sends or self._receives)
 
     def close(self) -> None:
         self._closed = True

@@ -21,6 +21,14 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(torch.cuda, "set_device", lambda name: seen.update(loading=os.environ["CUDA_MODULE_LOADING"]))
     monkeypatch.setattr(torch, "set_num_threads", lambda count: seen.update(threads=count))
     monkeypatch.setattr(dist, "init_process_group", lambda name, **keys: seen.update(backend=name, **keys))
+    monkeypatch.setattr(dist, "get_rank", lambda: seen["rank"])
+    seen["others"] = []
+
+    def gather(everyones: list[Any], own: Any) -> None:
+        everyones[:] = [(own[0] if here else "elsewhere", cores) for here, cores in seen["others"]]
+        everyones[len(everyones) :] = [own] * (seen["world_size"] - len(everyones))
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
     return seen
 
 
@@ -60,15 +68,30 @@ def test_libraries_take_the_gpu_that_the_rank_sees(device: str, local: str, join
     assert os.environ["LOCAL_RANK"] == local
 
 
+ALL = tuple(range(64))
+
+
 @pytest.mark.parametrize(
-    ("device", "cores", "gpus", "threads"),
-    [("cuda:1", 64, 8, 8), ("cuda:0", 8, 1, 8), ("cuda:3", 2, 8, 1), ("cpu", 64, 0, 1)],
-    ids=["a node", "Slurm shows its own", "few cores", "CPU"],
+    ("device", "own", "others", "threads"),
+    [
+        ("cuda:7", ALL, [(True, ALL)] * 7, 8),
+        ("cuda:1", ALL, [(False, ALL)] * 6 + [(True, ALL)], 32),
+        ("cuda:0", ALL[56:], [(True, ALL[8 * n : 8 * n + 8]) for n in range(7)], 8),
+        ("cuda:3", ALL[:2], [(True, ALL[:2])] * 7, 1),
+        ("cpu", ALL, [(True, ALL)] * 7, 1),
+    ],
+    ids=["a node", "two ranks of a node, others elsewhere", "Slurm binds each", "few cores", "CPU"],
 )
 def test_ranks_share_the_cores(
-    device: str, cores: int, gpus: int, threads: int, joined: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    device: str, own: Any, others: Any, threads: int, joined: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "cores", lambda: cores)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    process_group.join(0, 8, device, 0, store=None)
+    monkeypatch.setattr(devices, "affinity", lambda: own)
+    joined["others"] = others
+    process_group.join(7, 8, device, 0, store=None)
     assert joined["threads"] == threads
+
+
+def test_threads_that_the_user_sets_stay(joined: dict[str, Any]) -> None:
+    os.environ["OMP_NUM_THREADS"] = "3"
+    process_group.join(0, 2, "cuda:0", 0, store=None)
+    assert "threads" not in joined

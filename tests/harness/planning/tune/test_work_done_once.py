@@ -16,8 +16,7 @@ from harness.planning.tune import extrapolate
 from harness.report.progress import Progress
 from harness.run import runner
 from harness.sbp import baselines
-from harness.sbp.device_grid import Summa
-from harness.sbp.route import Step
+from harness.sbp.memory_limit import TooLarge, held
 from harness.sbp.shortest_path import Infeasible
 from harness.sbp.strategy_costs import INFINITE, Rules
 from planners import tensor_parallel_base
@@ -113,17 +112,21 @@ def test_routes_that_were_made_once_are_those_of_each_limit(routes, local: int) 
     problem = tensor_parallel_base.split_problem(profile, cluster(8, local), ADAM, request(profile), Rules())
     for share in (2.0, 1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.02):
         rules = replace(problem.costs.rules, exchange_bytes=share * problem._largest_exchange)
-        limited = replace(problem, costs=replace(problem.costs, rules=rules), limit=INFINITE)
+        costs = replace(problem.costs, rules=rules)
         try:
-            made = routes(limited.chain, limited.costs, "free")
-            wanted = min((one.seconds for one in made), default=None)
+            made = routes(problem.chain, costs, "free")
         except Infeasible:
-            wanted = None
-        if routes is baselines.summa:
-            assert isinstance(next(one for one in made[0].steps if isinstance(one, Step)).strategy, Summa)
-        if wanted is None:
-            with pytest.raises(Infeasible):
-                limited.cheapest(routes, "free")
-        else:
-            assert limited.cheapest(routes, "free").seconds == wanted
+            made = []
+        if not made:
+            with pytest.raises(Infeasible, match="exchanges"):
+                replace(problem, costs=costs).cheapest(routes, "free")
+            continue
+        sizes = [held(one, problem.search("free")) for one in made]
+        for limit in (INFINITE, *sizes):
+            within = [one for one, size in zip(made, sizes, strict=True) if size <= limit]
+            best = min(within, key=lambda one: one.seconds)
+            assert replace(problem, costs=costs, limit=limit).cheapest(routes, "free") == best
+        with pytest.raises(TooLarge) as caught:
+            replace(problem, costs=costs, limit=min(sizes) - 1).cheapest(routes, "free")
+        assert caught.value.least == min(sizes)
     assert len(problem.known) == 1

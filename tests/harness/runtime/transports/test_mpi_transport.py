@@ -26,13 +26,14 @@ def test_what_mpi_says() -> None:
     def work(transport: Transport) -> list[bool]:
         from harness.runtime.transports import mpi_transport
 
-        found = [mpi_transport.takes_gpu_memory()]
+        library: Any = mpi_transport.ctypes.CDLL(mpi_transport.MPI.__file__)
+        found = [hasattr(library, "MPIX_Query_cuda_support"), mpi_transport.takes_gpu_memory()]
         for library in (SimpleNamespace(MPIX_Query_cuda_support=lambda: 1), SimpleNamespace()):
             mpi_transport.ctypes = SimpleNamespace(CDLL=lambda path, library=library: library)  # type: ignore
             found.append(mpi_transport.takes_gpu_memory())
         return found
 
-    assert between("mpi", work) == [[False, True, False]] * 2
+    assert between("mpi", work) == [[True, False, True, False]] * 2
 
 
 @pytest.mark.parametrize(("takes", "device", "staged"), [(True, "cuda:0", False), (False, "cuda:0", True)])
