@@ -55,7 +55,7 @@ def trained(
             "model": {"name": "gpt"},
             "optimizer": optimizer,
             "seed": seed,
-        },  # fmt: skip
+        },
         metrics={"losses": [*filter(math.isfinite, losses)]},
         manifest={"overrides": [name]},
     )
