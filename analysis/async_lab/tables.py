@@ -49,8 +49,8 @@ def _section(model: str, runs: Sequence[Trained], times: Times) -> Section:
     seeds = {len(one.losses) for one in runs}
     notes = (
         f"Loss: mean over {_range(seeds)} seeds of the last {LAST} of {_range(counts)} updates, on one device. Over "
-        "flush: how much more than synchronous training with the same optimizer. Weights: copies in a stage, on "
-        "average.",
+        "flush: how much more than synchronous training with the same optimizer. Spread: of the seeds' losses. "
+        "Weights: copies in a stage, on average.",
         "At equal time: the loss when the simulated pipeline of so many stages that does not drain has made its "
         "updates; a synchronous one (flush) has made fewer by then.",
     )

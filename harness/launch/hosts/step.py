@@ -22,7 +22,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from harness.core.plan import Mesh
-from harness.core.problem import CannotRun, Fix, Problem
+from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem
 from harness.core.run_files import RENDEZVOUS
 from harness.host import devices, launched, slurm_job
 from harness.host.slurm_job import Allocation
@@ -127,7 +127,15 @@ def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:
     if capabilities.mpi:
         message = f"needs ranks that mpiexec or srun starts, not ssh ({KEY})"
         wrong.append(Problem("engine.transport", "mpi", message, ({"engine.transport": "torch"},)))
-    return wrong
+    return [*wrong, *_ssh_problems(config.launch.ssh)]
+
+
+def _ssh_problems(command: str) -> list[Problem]:
+    """A problem if nothing could be started by this command."""
+    with suppress(ValueError):  # a quote that nothing closes
+        if shlex.split(command):
+            return []
+    return [Problem("launch.ssh", command, "is no command", ({"launch.ssh": LEAVE_OUT},))]
 
 
 def _listed(config: DictConfig) -> list[tuple[str, int]]:

@@ -48,6 +48,8 @@ time.sleep(60 if sys.argv[2] == "fail" else 0)
         (["launch.hosts=[a:2,b:2]", "launch.ranks=fork"], "launch.ranks", "auto"),
         (["launch.hosts=[a:2,b:2]", "engine=gpipe"], "launch.hosts", []),
         (["launch.hosts=[a:2,b:2]", "engine=myelin"], "engine.transport", "torch"),
+        (["launch.hosts=[a:2,b:2]", "launch.ssh="], "launch.ssh", problem.LEAVE_OUT),
+        (["launch.hosts=[a:2,b:2]", 'launch.ssh="ssh -p \'22"'], "launch.ssh", problem.LEAVE_OUT),
     ],
 )
 def test_what_is_refused(typed: list[str], key: str, fix: object) -> None:
