@@ -15,7 +15,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := run
-.PHONY: setup run test test-full lint types docs docs-serve bench tables report replay mutants matrix soak gpu
+.PHONY: setup run test test-full lint types docs docs-serve bench tables lab report replay mutants matrix soak gpu
 
 setup: $(STAMP)
 
@@ -67,6 +67,13 @@ bench: $(STAMP)
 # All sweeps of the papers' tables, the notebooks and the report page: 20 minutes on two cores; FULL=1 for all points.
 tables: $(STAMP)
 	$(BIN)/python -m analysis.make_tables $(if $(FULL),--full)
+
+# The asynchronous laboratory: an hour on two cores, with a second `make lab` in another terminal; FULL=1 for the whole grid
+# (weeks). What was interrupted goes on where it was, and what has ended well is not run again.
+lab: $(STAMP)
+	$(BIN)/python run.py -m +sweeps=async_lab $(if $(FULL),scale=full)
+	$(BIN)/python run.py -m +sweeps=async_lab_pipelines
+	$(BIN)/python -m analysis.async_lab $(if $(FULL),runs/async_lab-full runs/async_lab_pipelines)
 
 # The report page, build/report.html, from the committed records and those in runs/.
 report: $(STAMP)
