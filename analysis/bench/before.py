@@ -43,7 +43,6 @@ ENTRIES = {
     "myelin": ("engine=myelin", "planner=uniform"),
 }
 
-
 GONE_S = 60.0
 """How long a process has to end its ranks."""
 
@@ -52,6 +51,7 @@ class Entry:
     """An engine of one of the trees, in a process that waits for its turns."""
 
     def __init__(self, tree: Path, keys: Sequence[str]) -> None:
+        self.name = " ".join(keys)
         command = [sys.executable, "-P", __file__, *keys]
         environment = os.environ | {"PYTHONPATH": str(tree)}
         self.process = subprocess.Popen(
@@ -69,6 +69,7 @@ class Entry:
             self.process.wait(GONE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
 
     def step(self) -> float:
         """Return the seconds of a step. Raises RuntimeError if it has none: its process has said why."""
@@ -77,7 +78,7 @@ class Entry:
             self.process.stdin.write("\n")
             self.process.stdin.flush()
         if not (line := self.process.stdout.readline()):
-            raise RuntimeError(f"{' '.join(map(str, self.process.args))} has ended")  # type: ignore[arg-type]
+            raise RuntimeError(f"{self.name} has ended")
         return float(line)
 
 

@@ -39,9 +39,13 @@ class GraphedLayers:
     def __init__(self, layers: nn.Sequential, device: torch.device) -> None:
         self.layers, self.device = layers, device
         self.parts = list(_parts(layers))
-        self.runs = [part for part in self.parts if isinstance(part, _Run)]
         self.parameters = dict.fromkeys(p for run in self.runs for p in run.parameters() if p.requires_grad)
         self._captured: Signature | None = None
+
+    @property
+    def runs(self) -> list[_Run]:
+        """The parts that are captured."""
+        return [part for part in self.parts if isinstance(part, _Run)]
 
     def __call__(self, value: Any) -> Any:
         signature = tuple((one.shape, one.dtype, one.requires_grad) for one in tensors_of(value))
@@ -79,7 +83,7 @@ class GraphedLayers:
                 found.append((given,))
             else:
                 parts += part.children()
-        self.parts, self.runs = parts, [part for part in parts if isinstance(part, _Run)]
+        self.parts = parts
         return tuple(found)
 
 

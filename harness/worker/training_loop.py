@@ -120,8 +120,7 @@ def train_steps(
     """Train, with a line for each step in `folder/metrics.jsonl`; the metrics and trace of the measured steps.
 
     Of several ranks that train, rank 0 alone writes lines and says what it does. Training resumes where `checkpoints`
-    start: new lines are appended, and the trace holds the steps from there on. Returns None if it was asked to stop
-    before the last step.
+    start: lines are appended, the trace holds the steps from there on. Returns None if it is stopped before the last.
 
     The next batch is made while a step runs; `data_wait_s` is what a step still waited for its own. `slowed` is by how
     much other programs slowed the measured steps down; known work takes `quiet_s` on a quiet machine, 0: not known. In

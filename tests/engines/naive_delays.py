@@ -73,16 +73,13 @@ def train(model: Model, spec: SessionSpec, batches: Sequence[Batch], pipe: Pipel
     weights, moves = [_copied(newest)], [dict[str, Tensor]()]  # after k updates, and the update that made them
     means = [{name: torch.zeros_like(w) for name, w in weights[0].items()}]  # PipeMare's delta
     reported, start, seen = Reported(), 0, 0
+    first_names = {id(p): name for name, p in layers.named_parameters()}
+    named = {name: first_names[id(p)] for name, p in layers.named_parameters(remove_duplicate=False)}
     for step, batch in enumerate(batches):
         if pipe.drain:
             start, seen = len(weights) - 1, 0
-        pairs = list(
-            zip(
-                batch.inputs.tensor_split(pipe.micro_batches),
-                batch.targets.tensor_split(pipe.micro_batches),
-                strict=True,
-            )
-        )
+        parts = (whole.tensor_split(pipe.micro_batches) for whole in (batch.inputs, batch.targets))
+        pairs = list(zip(*parts, strict=True))
         loss = 0.0
         for first in range(0, pipe.micro_batches, pipe.every):
             group = pairs[first : first + pipe.every]
@@ -121,8 +118,6 @@ def train(model: Model, spec: SessionSpec, batches: Sequence[Batch], pipe: Pipel
             means.append(_means(means[-1], weights[-2], weights[-1], late, pipe))
             seen += len(group)
         reported.losses.append(loss)
-        first_names = {id(p): name for name, p in layers.named_parameters()}
-        named = {name: first_names[id(p)] for name, p in layers.named_parameters(remove_duplicate=False)}
         newest_of = {name: weights[-1][first] for name, first in named.items()}
         reported.states.append({n: newest_of.get(n, value).clone() for n, value in layers.state_dict().items()})
     return reported
