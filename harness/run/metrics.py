@@ -21,7 +21,7 @@ from harness.core.serialization import encode
 from harness.core.trace import Trace
 from harness.host import devices
 from harness.planning import work
-from harness.planning.draft import Draft
+from harness.planning.draft import Draft, Layout
 from harness.schedule.dependency_graph import DATA, split_part
 from harness.schedule.optimizer_chunks import OUT, copy_direction
 from harness.schedule.step_parts import parts_s, quickest_computing_s
@@ -64,13 +64,13 @@ def traced(trace: Trace, draft: Draft) -> dict[str, Any]:
     return {"parts_s": parts_s(trace, draft.schedule), "quickest_computing_s": quickest_computing_s(trace)}
 
 
-def basis(draft: Draft, config: DictConfig, values: str) -> dict[str, Any]:
+def basis(made: Draft | Layout, config: DictConfig, values: str) -> dict[str, Any]:
     """Return the basis of a simulated or predicted number; `values` is the source of the cluster's numbers.
 
     `note` is empty, or warns of layer times that are not those of the described cluster; `slowed` is by how much a busy
     machine slowed down what was measured; `upper_bound` says whether speeds are: the device is not calibrated.
     """
-    profile, device = draft.profile, draft.cluster.device
+    profile, device = made.profile, made.cluster.device
     described = config.cluster.name != "local"
     warning = layer_times.times_warning(profile, device, user_profile=bool(config.profile)) if described else None
     return {
@@ -79,9 +79,9 @@ def basis(draft: Draft, config: DictConfig, values: str) -> dict[str, Any]:
         "slowed": profile.slowed,
         "lock_share": profile.lock_share,
         "note": line(warning) if warning else "",
-        "upper_bound": layer_times.are_bounds(profile, draft.cluster),
+        "upper_bound": layer_times.are_bounds(profile, made.cluster),
         "model": profile.model or (Path(config.profile).stem if config.profile else config.model.name),
-        "cluster": draft.cluster.to_json(),
+        "cluster": made.cluster.to_json(),
         "values": values,
         "jitter": config.jitter if config.mode == "simulate" else 0.0,
         "seed": config.seed,

@@ -273,8 +273,8 @@ class Run:
         found = tune.tune(self.config, self.overrides, self.folder.work, self.progress)
         self.signals.ignored = True  # what is known is recorded
         self.folder.accept()
-        basis = metrics.basis(found.draft, self.config, found.ground.values) | {"profile": found.ground.origin}
-        plan, used = found.draft.plan, self.record.manifest | {"simulation": basis}
+        basis = metrics.basis(found.layout, self.config, found.ground.values) | {"profile": found.ground.origin}
+        plan, used = found.layout.plan, self.record.manifest | {"simulation": basis}
         self.folder.update(plan=plan.to_json(), predicted=plan.predicted, metrics=found.metrics(), manifest=used)
         tune.report(found, self.folder.path, self.progress)
         if found.interrupted:

@@ -5,7 +5,7 @@
     bounds             the least seconds and bytes of a candidate, whatever its plan
     step_time          an analytic estimate of the seconds of a step;  peak_memory  of its memory
     extrapolate        a simulation of few micro-batches, extended to many
-    candidate_search   leaves out by bounds, estimates, simulates the best ones
+    candidate_search   leaves out by bounds, estimates, simulates the best ones;  parallel_search  on all cores
     infeasible         what helps if no candidate fits;  impossible  why candidates are
     outcome, result    what was found;  candidate_table  how it is printed
 
@@ -37,7 +37,7 @@ def tune(config: DictConfig, overrides: Sequence[str], folder: Path, progress: P
     interrupted returns what it has found, if it has found anything.
     """
     found = Tuner(config, overrides, folder, progress).search()
-    found.draft.plan.save(folder / PLAN)
+    found.layout.plan.save(folder / PLAN)
     return found
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -27,12 +27,12 @@ from harness.core.plan import Mesh
 from harness.core.problem import CannotRun, Problem
 from harness.core.run_files import CANDIDATES, PROFILE
 from harness.planning import prepare
-from harness.planning.draft import Draft, memory_model
+from harness.planning.draft import Layout, memory_model
 from harness.planning.prepare import Ground
-from harness.planning.tune import bounds, candidates, infeasible, outcome, peak_memory
+from harness.planning.tune import bounds, candidates, infeasible, outcome, parallel_search, peak_memory
 from harness.planning.tune.candidates import Candidate, Degrees, MicroBatches
 from harness.planning.tune.judge import Judge
-from harness.planning.tune.result import Best, Line, Tuned, as_csv
+from harness.planning.tune.result import Best, Fastest, Line, Tuned, as_csv
 from harness.planning.tune.schemes import Scheme, Settings
 from harness.report.progress import Progress
 
@@ -83,7 +83,7 @@ class Tuner(Judge):
         self.micro_batches = MicroBatches(config, overrides, self.stored.micro_batch if self.stored else None)
         self.lines: dict[Candidate, Line] = {}
         self.known: dict[int, Ground] = {}
-        self.drafts: dict[str, tuple[Line, Draft]] = {}
+        self.best: dict[str, Fastest] = {}
         self.rows: list[Best] = []
         self.best_s: dict[str, float] = {}
         self.simulations: Counter[str] = Counter()
@@ -112,13 +112,14 @@ class Tuner(Judge):
         except CannotRun as error:
             raise CannotRun(self.typed(error.problems), self.title) from error
         except KeyboardInterrupt:
-            if not self.drafts:
+            if not self.best:
                 raise
             self.interrupted = True
         finally:
             if self.lines:
+                self.lines = dict(sorted(self.lines.items(), key=self.place))
                 files.write_text(self.folder / CANDIDATES, as_csv([*self.lines.values()]))
-        if not self.drafts:
+        if not self.best:
             layered = [self.with_layers(line) for line in self.lines.values()]
             raise CannotRun(self.typed(infeasible.problems(self, layered)), self.title)
         found = outcome.of(self)
@@ -142,7 +143,7 @@ class Tuner(Judge):
             if not self.explains and devices != counts[0] and self.blocks:
                 break  # it is enough to know whether the most devices are enough
         if all(line.out for block in self.blocks for line in self.listed(block)):
-            raise CannotRun(infeasible.impossible(self.overrides, [*self.lines.values()]))
+            raise CannotRun(infeasible.impossible(self, [*self.lines.values()]))
 
     def listed(self, block: Block) -> Iterator[Line]:
         """The candidates of a block, with what rules some out whatever the model is."""
@@ -168,12 +169,26 @@ class Tuner(Judge):
         ones = self.micro_batches.of(mesh, scheme.settings)
         return [one for one in ones if one.is_even] or ones[:1]
 
+    def place(self, listed: tuple[Candidate, Line]) -> tuple[int, ...]:
+        """Where a candidate is in tune.csv: by its scheme, the most devices first, its mesh, its micro-batches."""
+        one = listed[0]
+        mesh = one.mesh
+        return self.numbers[one.settings], -mesh.size, mesh.pipeline, mesh.data, mesh.tensor, one.micro_batch
+
     def examine(self) -> None:
-        """Go through the queue until it is empty."""
+        """Look at all blocks. Raises KeyboardInterrupt, once what was found is known, if the user ends the search."""
         self.measure()
-        for block in self.blocks:
-            if self.meshes(block):
-                self.push(self.least_s(block), block)
+        blocks = [block for block in self.blocks if self.meshes(block)]
+        if parallel_search.pays(self, blocks):
+            parallel_search.examine(self, blocks)
+        else:
+            for _ in self.looks(blocks):
+                self.say()
+
+    def looks(self, blocks: Sequence[Block]) -> Iterator[None]:
+        """Go through the queue until it is empty, and yield after each look at an item."""
+        for block in blocks:
+            self.push(self.least_s(block), block)
         while self.queue:
             key, _, item = heapq.heappop(self.queue)
             kind = item.scheme.kind
@@ -181,7 +196,7 @@ class Tuner(Judge):
                 self.leave(item)
             elif self.simulations[kind] < SIMULATED:
                 self.look_at(item)
-                self.say()
+                yield
 
     def is_slower(self, item: Item, key: float) -> bool:
         """Whether nothing of an item is faster than the best of its kind: by its bound, or by its estimate where a few
@@ -217,11 +232,14 @@ class Tuner(Judge):
 
     def say(self) -> None:
         """Show how far the search is."""
-        done = sum(self.simulations.values())
-        text = f"{len(self.lines)} candidates listed, {len(self.layouts)} planned, {done} simulated"
-        if self.best_s:
-            kind = min(self.best_s, key=self.best_s.__getitem__)
-            text += f"; best so far: {kind} {units.rate(self.config.batch.size / self.best_s[kind])}"
+        self.show(len(self.lines), len(self.planned), sum(self.simulations.values()), self.best_s)
+
+    def show(self, listed: int, planned: int, simulated: int, best_s: Mapping[str, float]) -> None:
+        """Show numbers of candidates, and which of the best of each kind, in seconds, is the fastest."""
+        text = f"{listed} candidates listed, {planned} planned, {simulated} simulated"
+        if best_s:
+            kind = min(best_s, key=best_s.__getitem__)
+            text += f"; best so far: {kind} {units.rate(self.config.batch.size / best_s[kind])}"
         self.progress.detail(text)
 
     def measure(self, most: int | None = None, refusing: bool = True) -> None:
@@ -374,4 +392,5 @@ class Tuner(Judge):
         self.rows.append(outcome.row(self, line, draft))
         seconds = float(line.simulated_step_time_s or 0.0)
         if seconds < self.best_s.get(kind, float("inf")):
-            self.best_s[kind], self.drafts[kind] = seconds, (line, draft)
+            layout = Layout(draft.plan, draft.profile, draft.cluster, draft.memory)
+            self.best_s[kind], self.best[kind] = seconds, Fastest(line, layout, self.rows[-1])

@@ -31,8 +31,8 @@ def problems(tuner: Tuner, lines: Sequence[Line]) -> list[Problem]:
     """Explain why no candidate is possible."""
     full = [line for line in lines if line.full and line.needs_bytes]
     if not full:
-        return impossible(tuner.overrides, lines)
-    planned = [line for line in full if line.candidate in tuner.layouts]
+        return impossible(tuner, lines)
+    planned = [line for line in full if line.candidate in tuner.planned]
     least = min(planned or full, key=lambda line: line.needs_bytes or 0)
     needs_bytes, there_bytes = least.needs_bytes or 0, least.memory_limit_bytes or 0
     needs, there = sizes(needs_bytes, there_bytes)
@@ -55,13 +55,13 @@ def problems(tuner: Tuner, lines: Sequence[Line]) -> list[Problem]:
 def _held(tuner: Tuner, line: Line) -> dict[str, int]:
     """What fills the fullest device of a candidate: simulated where it has a plan, else its state alone."""
     one = line.candidate
-    if one in tuner.layouts and (found := tuner.held(line)):
+    if one in tuner.planned and (found := tuner.held(line)):
         return found
     scheme, ground = tuner.by_settings[one.settings], tuner.grounds[one.micro_batch]
     return contents.of_state(tuner.memory(scheme, one), ground.profile, one.mesh)
 
 
-def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]:
+def impossible(tuner: Tuner, lines: Sequence[Line]) -> list[Problem]:
     """The problems of the candidate that is closest to a possible one.
 
     That is the one with the fewest problems of mesh sizes that the search chose, then the fewest problems, then the
@@ -71,7 +71,7 @@ def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]
 
     def distance(line: Line) -> tuple[int, ...]:
         one, keys = line.candidate, [problem.key for problem in line.problems]
-        chosen = sum(key.startswith("mesh.") and not given(overrides, key) for key in keys)
+        chosen = sum(key.startswith("mesh.") and not given(tuner.overrides, key) for key in keys)
         return chosen, len(keys), len(one.settings), one.mesh.tensor, -one.mesh.size, one.micro_batch, one.mesh.data
 
     if not lines:
@@ -80,7 +80,7 @@ def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]
     closest = min(lines, key=distance)
     first, *rest = closest.problems
     if closest.no_plan:
-        first = closest.no_plan.problem
+        first = tuner.unsolved(closest.candidate) or first
     others = f"; none of the {len(lines)} candidates is possible" if len(lines) > 1 else ""
     return [replace(first, message=first.message + others), *rest]
 

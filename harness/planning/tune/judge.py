@@ -25,18 +25,20 @@ from harness.simulator.routes import unplaced
 
 
 class Judge:
-    """Judges candidates one by one. `grounds` and `works` have what is known of each size of micro-batches, `layouts`
-    the plans that were made."""
+    """Judges candidates one by one. `grounds` and `works` have what is known of each size of micro-batches, `planned`
+    those that have a plan, `layouts` the plans that fit by their estimates."""
 
     def __init__(self, config: DictConfig, overrides: Sequence[str]) -> None:
         self.config, self.overrides = config, overrides
         self.schemes = schemes.of(config, overrides)
         self.by_settings: dict[Settings, Scheme] = {one.settings: one for one in self.schemes}
+        self.numbers = {settings: number for number, settings in enumerate(self.by_settings)}
         self.stored = stored_profile.stored(config.profile) if config.profile else None
         self.cluster = cluster_config.build(cluster_config.from_group(config.cluster))
         self.working: dict[Settings, DictConfig] = {}
         self.grounds: dict[int, Ground] = {}
         self.works: dict[int, bounds.Work] = {}
+        self.planned: set[Candidate] = set()
         self.layouts: dict[Candidate, Layout] = {}
         self.unsplit: dict[tuple[str, int, int], tuple[Problem, ...]] = {}
         """Planner, tensor size and micro-batch of a model that cannot be split so, whatever else the plan has."""
@@ -121,15 +123,9 @@ class Judge:
 
     def considered(self, scheme: Scheme, one: Candidate) -> Line:
         """The line of a candidate: what rules it out, or the estimate of its memory."""
-        split = str(scheme.config.planner.name), one.mesh.tensor, one.micro_batch
-        if split in self.unsplit:
-            return Line(one, self.unsplit[split])
         if problems := self.against(one):
             return Line(one, problems)
-        line = self.judged(Line(one))
-        if line.no_plan and line.problems[0].key == "mesh.tensor":
-            self.unsplit[split] = line.problems
-        return line
+        return self.judged(Line(one))
 
     def judged(self, line: Line) -> Line:
         """Plan a candidate, and add the analytic estimate of its memory. Or the reason why it has no plan, or does not
@@ -139,21 +135,37 @@ class Judge:
             return line
         if placed := unplaced(one.mesh.data, one.mesh.pipeline * one.mesh.tensor, self.cluster):
             return replace(line, problems=tuple(placed))
+        split = str(self.by_settings[one.settings].config.planner.name), one.mesh.tensor, one.micro_batch
+        if split in self.unsplit:
+            return replace(line, problems=self.unsplit[split], no_plan=True)
         try:
-            layout = self.layouts[one] = self.layout(one)
-            estimate = self.estimate_of(one)
+            layout = self.layout(one)
+            self.planned.add(one)
+            estimate = self.estimate_of(one, layout)
             found = tuple(plan_fits.check_memory(layout.plan, estimate.peaks, layout.cluster, layout.memory))
         except CannotRun as error:
             return replace(line, problems=error.problems)
         except NoPlan as error:
-            return replace(line, problems=(error.unsolved,), no_plan=error)
+            if error.unsolved.key == "mesh.tensor":
+                self.unsplit[split] = (error.unsolved,)
+            return replace(line, problems=(error.unsolved,), no_plan=True)
         except ProblemError as error:
             return replace(line, problems=tuple(of_engine(self.config.engine.name, one) for one in error.problems))
+        if not found:
+            self.layouts[one] = layout
         return replace(line, problems=found, closed_form_memory_bytes=max(estimate.peaks))
 
-    def estimate_of(self, one: Candidate) -> Estimate:
-        """The analytic estimate of a candidate that has a plan."""
-        return Estimate(self.by_settings[one.settings].engine, self.layouts[one], self.counted)
+    def estimate_of(self, one: Candidate, layout: Layout | None = None) -> Estimate:
+        """The analytic estimate of a candidate that fits, or of one with this plan."""
+        return Estimate(self.by_settings[one.settings].engine, layout or self.layouts[one], self.counted)
+
+    def unsolved(self, one: Candidate) -> Problem | None:
+        """The problem of a candidate that has no plan, with all its fixes; None if it has one."""
+        try:
+            self.layout(one)
+        except NoPlan as error:
+            return error.problem
+        return None
 
     def timed(self, line: Line) -> Line:
         """Add the analytic estimate of the step time to a candidate that was judged and fits. Or the reason why it has
@@ -185,18 +197,18 @@ class Judge:
         line = replace(line, problems=full, simulated_memory_bytes=max(peaks), simulated_step_time_s=seconds)
         return line, None if full else draft
 
-    def compared(self, one: Candidate, draft: Draft) -> Draft:
-        """The draft of a candidate, next to the baselines that its planner knows."""
-        if not draft.plan.strategy:
-            return draft
+    def compared(self, one: Candidate, layout: Layout) -> Layout:
+        """The plan of a candidate, next to the baselines that its planner knows."""
+        if not layout.plan.strategy:
+            return layout
         planned = self.layout(one, compares=True).plan
-        return replace(draft, plan=replace(draft.plan, predicted={**planned.predicted, **draft.plan.predicted}))
+        return replace(layout, plan=replace(layout.plan, predicted={**planned.predicted, **layout.plan.predicted}))
 
     def held(self, line: Line) -> dict[str, int]:
         """What fills the fullest device of a candidate that has a plan, at its peak; nothing without a schedule."""
         scheme = self.by_settings[line.candidate.settings]
         try:
-            layout = self.layouts[line.candidate]
+            layout = self.layouts.get(line.candidate) or self.layout(line.candidate)
             draft = extrapolate.simulated(self.config_of(line.candidate), scheme.engine, layout)
         except CannotRun:
             return {}

@@ -22,18 +22,18 @@ def of(tuner: Tuner) -> Tuned:
     """The result of a search that has found something."""
     rows = _rows(tuner)
     shortest = {one.figures: one for one in rows}
-    best = (row(tuner, line, draft) for line, draft in tuner.drafts.values())
+    best = (one.row for one in tuner.best.values())
     kinds = sorted((shortest.get(one.figures, one) for one in best), key=lambda one: (one.step_time_s, one.scheme))
-    line, draft = tuner.drafts[kinds[0].scheme]
-    draft = draft if tuner.interrupted else tuner.compared(line.candidate, draft)
+    line, layout = tuner.best[kinds[0].scheme].line, tuner.best[kinds[0].scheme].layout
+    layout = layout if tuner.interrupted else tuner.compared(line.candidate, layout)
     ground = tuner.grounds[line.candidate.micro_batch]
     scheme = tuner.by_settings[line.candidate.settings]
-    notes = scheme.engine.notes(draft.plan, ground.profile, draft.cluster, draft.memory)
+    notes = scheme.engine.notes(layout.plan, ground.profile, layout.cluster, layout.memory)
     lines = tuple(tuner.lines.values())
     reasons = () if tuner.interrupted else impossible.reasons(lines, partial(tried_fixes.helps, tuner))
     counted = counts(tuner)
     return Tuned(
-        lines, line, draft, ground, tuple(kinds), rows, tuple(notes), counted, reasons, tuple(left_out(tuner)),
+        lines, line, layout, ground, tuple(kinds), rows, tuple(notes), counted, reasons, tuple(left_out(tuner)),
         tuner.interrupted,
     )  # fmt: skip
 

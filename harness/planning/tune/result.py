@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.checks.plan_fits import MEMORY
-from harness.core.problem import NoPlan, Problem, bare_key, spelled
-from harness.planning.draft import Draft
+from harness.core.problem import Problem, bare_key, spelled
+from harness.planning.draft import Layout
 from harness.planning.prepare import Ground
 from harness.planning.tune.candidates import Candidate
 from harness.user_model import reference
@@ -60,8 +60,8 @@ class Line:
     least_step_time_s: float | None = None
     slower: bool = False
     """Not simulated: its least step time is no shorter than the step of another one of its kind."""
-    no_plan: NoPlan | None = None
-    """The planner's problems, before their fixes have been computed."""
+    no_plan: bool = False
+    """The planner found none; the fixes of its problem are not computed yet."""
 
     @property
     def out(self) -> str:
@@ -175,6 +175,15 @@ class Best:
 
 
 @dataclass(frozen=True)
+class Fastest:
+    """The fastest candidate of a kind of scheme: its line, its plan with the simulated figures, its row."""
+
+    line: Line
+    layout: Layout
+    row: Best
+
+
+@dataclass(frozen=True)
 class Counts:
     """Candidates by outcome. `slower` cannot be faster than the best of their kind, `estimated_slower` are slower by a
     bound of their plan, or by analytic estimate, `full` have not the memory, `impossible` no plan; `unseen` were not
@@ -196,12 +205,12 @@ class Counts:
 
 @dataclass(frozen=True)
 class Tuned:
-    """All candidates that were listed; the best one, its plan, what that rests on, and what to know of it; the best of
-    each kind, the fastest first; why others are impossible; what was left out, and why."""
+    """All candidates that were listed; the best one, its plan with the simulated figures, what that rests on, and what
+    to know of it; the best of each kind, the fastest first; why others are impossible; what was left out, and why."""
 
     lines: tuple[Line, ...]
     best: Line
-    draft: Draft
+    layout: Layout
     ground: Ground
     kinds: tuple[Best, ...]
     rows: tuple[Best, ...]
@@ -230,7 +239,7 @@ class Tuned:
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics for the record: the best candidate's simulated figures, and the choice under "tuned"."""
-        one, figures = self.best.candidate, self.draft.plan.predicted
+        one, figures = self.best.candidate, self.layout.plan.predicted
         step_s = figures["step_time_s"]
         names = ("step_time_s", "peak_memory_bytes", "utilization", "bubble_fraction", "bytes_sent")
         return {name: figures[name] for name in names} | {

@@ -57,9 +57,15 @@ class Estimate:
         self.engine, self.layout = engine, layout
         self.short = replace(layout.plan, micro_batches=few(layout.plan))
         if self.shape not in known:
-            halves = any(op.kind == "W" for queue in self.schedule.queues for op in queue.ops)
-            known[self.shape] = Counted(peak_memory.counted(self.schedule, self.short), halves)
+            known[self.shape] = self._counted()
         self.held, self.halves = known[self.shape]
+
+    @no_collection()
+    def _counted(self) -> Counted:
+        """Count a schedule without what the shards of a stage send each other: that changes no task's place."""
+        tasks = self.engine.schedule(replace(self.short, traffic=()), self.layout.profile)
+        halves = any(op.kind == "W" for queue in tasks.queues for op in queue.ops)
+        return Counted(peak_memory.counted(tasks, self.short), halves)
 
     @cached_property
     def peaks(self) -> list[int]:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import get_args
 
+import mypy.api
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,11 +75,17 @@ def test_forward_is_what_travels_with_the_data(text: str, forward: bool) -> None
     assert Op.parse(text).forward is forward
 
 
-def test_an_op_is_small_and_does_not_change() -> None:
+@pytest.mark.full
+def test_no_code_changes_an_op(tmp_path: Path) -> None:
+    """mypy sees to it, as for a frozen dataclass."""
+    (tmp_path / "code.py").write_text('from harness.core.op import Op\nop = Op(1, "F")\nop.micro_batch = 2\n')
+    found, _, failed = mypy.api.run(["--follow-imports=silent", str(tmp_path / "code.py")])
+    assert failed and 'Property "micro_batch" defined in "Op" is read-only' in found
+
+
+def test_an_op_is_small() -> None:
     """Schedules hold hundreds of thousands of them."""
     op = Op(1, "copy", 0, "up", 0, 8, "network")
     assert not hasattr(op, "__dict__")
-    with pytest.raises(FrozenInstanceError):
-        op.stage = 2  # type: ignore[misc]
     again = pickle.loads(pickle.dumps(op))
     assert (again, again.bytes, again.queue) == (op, 8, "network")

@@ -27,6 +27,7 @@ from harness.planning.draft import Draft, Layout
 from harness.planning.tune import infeasible, outcome
 from harness.planning.tune.candidate_search import Tuner
 from harness.planning.tune.candidates import Candidate
+from harness.planning.tune.judge import Judge
 from harness.planning.tune.result import TITLES, Line
 from harness.report.progress import Progress
 from harness.run import runner
@@ -131,7 +132,7 @@ def test_more_memory_brings_larger_micro_batches(tmp_path: Path) -> None:
     wide = tuned(tmp_path, "engine=myelin", "batch.size=64", "cluster.memory_gb=1", size=2 * 10**7)
     narrow = tuned(tmp_path, "engine=myelin", "batch.size=64", "cluster.memory_gb=0.3", size=2 * 10**7)
     assert narrow.best.candidate.micro_batch <= wide.best.candidate.micro_batch
-    assert narrow.draft.plan.predicted["step_time_s"] > wide.draft.plan.predicted["step_time_s"]
+    assert narrow.layout.plan.predicted["step_time_s"] > wide.layout.plan.predicted["step_time_s"]
     full = [line for line in narrow.lines if line.full]
     assert full and all(line.simulated_step_time_s is None or line.simulated_memory_bytes > 3e8 for line in full)
     assert any(line.problems[0].numbers.get("available_bytes") == 3e8 for line in full)
@@ -139,7 +140,7 @@ def test_more_memory_brings_larger_micro_batches(tmp_path: Path) -> None:
 
 def test_what_is_given_stays(tmp_path: Path) -> None:
     found = tuned(tmp_path, "engine=myelin", "batch.size=64", "mesh.data=4", "batch.micro_batches=8")
-    assert found.draft.plan.mesh.data == 4 and found.draft.plan.micro_batches == 8
+    assert found.layout.plan.mesh.data == 4 and found.layout.plan.micro_batches == 8
     assert {(line.candidate.mesh.data, line.candidate.micro_batch) for line in found.lines} == {(4, 2)}
     fixed = tuned(
         tmp_path, "engine=deepspeed", "batch.size=64", "engine.zero=1", "engine.checkpoint=never", "mesh.data=2"
@@ -167,7 +168,7 @@ def test_what_fills_the_fullest_device_is_said(tmp_path: Path) -> None:
 def test_an_interrupted_search_returns_what_it_has_found(tmp_path: Path) -> None:
     class Impatient(Nets):
         def simulation(self, line: Line) -> tuple[Line, Draft | None]:
-            if self.drafts:
+            if self.best:
                 raise KeyboardInterrupt
             return super().simulation(line)
 
@@ -301,15 +302,26 @@ def test_what_is_not_possible_has_a_fix_that_is(typed: str, key: str, fixes: lis
 def test_a_planner_is_asked_for_the_fixes_of_the_closest_candidate_alone() -> None:
     asked = []
 
+    class Without(Judge):
+        overrides = ()
+
+        def __init__(self) -> None: ...
+
+        def layout(self, one: Candidate, compares: bool = False) -> Layout:
+            shards = one.mesh.tensor
+
+            def find() -> list[Fix]:
+                asked.append(shards)
+                return [{"mesh.tensor": shards // 2}]
+
+            raise NoPlan(Problem("mesh.tensor", shards, "cannot split it"), find)
+
     def without_plan(shards: int) -> Line:
-        def find() -> list[Fix]:
-            asked.append(shards)
-            return [{"mesh.tensor": shards // 2}]
+        problem = Problem("mesh.tensor", shards, "cannot split it")
+        return Line(Candidate(1, Mesh(tensor=shards), 8), (problem,), no_plan=True)
 
-        error = NoPlan(Problem("mesh.tensor", shards, "cannot split it"), find)
-        return Line(Candidate(1, Mesh(tensor=shards), 8), (error.unsolved,), no_plan=error)
-
-    assert rows(infeasible.impossible([], [without_plan(4), without_plan(2)])) == [
+    tuner: Any = Without()
+    assert rows(infeasible.impossible(tuner, [without_plan(4), without_plan(2)])) == [
         ("mesh.tensor", 2, ["mesh.tensor=1"]),
     ]
     assert asked == [2]
