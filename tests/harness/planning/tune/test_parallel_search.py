@@ -95,7 +95,10 @@ def test_an_interrupted_search_keeps_what_its_processes_found(tmp_path: Path, mo
             return super().simulation(line)
 
     monkeypatch.setattr(parallel_search, "STOP_S", 1.0)
-    found = searched(Impatient, tmp_path)
+    try:
+        found = searched(Impatient, tmp_path)
+    except KeyboardInterrupt:
+        pytest.fail("nothing that was found is left")
     assert found.interrupted and [one.scheme for one in found.kinds] == ["deepspeed"]
     assert not multiprocessing.active_children()
 
