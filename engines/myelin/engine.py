@@ -66,8 +66,8 @@ class Config:
     pipeline_limit: int | None = None
     """The most micro-batches that are in the pipeline at once; null: the number of stages."""
     transport: str = AUTO
-    """What sends messages between stages: mpi; torch (torch.distributed); or auto, which is torch, with NCCL, where torch
-    can use GPUs of this machine, else mpi."""
+    """What sends messages between stages: mpi, torch (torch.distributed), or auto: torch where it can use GPUs of this
+    machine (NCCL), else mpi."""
     checkpoint_every: str = "never"
     """Layers between two activation checkpoints: never, a number, or auto (the paper's rule)."""
     offload: bool = False

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from harness.core.op import Op, Queue
 from harness.core.serialization import Document
 from harness.core.trace import DeviceQueue
-from harness.schedule.dependency_graph import build_graph
+from harness.schedule.dependency_graph import Graph, build_graph
 from harness.schedule.policy import RuleName
 
 Dependencies = dict[Op, set[Op]]
@@ -85,9 +86,14 @@ class Schedule(Document):
         """Maps (device, queue) to its ops."""
         return {(queue.device, queue.name): queue.ops for queue in self.queues}
 
+    @cached_property
+    def graph(self) -> Graph:
+        """What its ops wait for, where messages do not block. Made once: nobody changes it."""
+        return build_graph(self)
+
     def dependencies(self) -> Dependencies:
         """Maps each op to the ops that must end before it starts, in addition to the order within a queue."""
-        dependency_graph = build_graph(self)
+        dependency_graph = self.graph
         barrier_nodes = (
             dependency_graph.before[dependency_graph.barrier] if dependency_graph.barrier is not None else []
         )

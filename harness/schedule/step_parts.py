@@ -19,7 +19,6 @@ from itertools import pairwise
 from harness.core.op import COMPUTE
 from harness.core.trace import Span, Trace
 from harness.schedule import Schedule
-from harness.schedule.dependency_graph import build_graph
 
 PARTS = ("computing", "communication", "waiting", "host")
 ENOUGH = 5
@@ -58,7 +57,7 @@ class _Placed:
     """The graph of a schedule, and the node of each op by where it runs."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self.graph = build_graph(schedule)
+        self.graph = schedule.graph
         self.nodes: dict[tuple[int, str, str], int] = {
             (queue.device, queue.name, str(op)): node
             for queue, nodes in zip(schedule.queues, self.graph.queues, strict=True)

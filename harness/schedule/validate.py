@@ -11,7 +11,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.core.problem import Problem
 from harness.schedule import QueueOps, Schedule
-from harness.schedule.dependency_graph import MESSAGES, Graph, build_graph, chains
+from harness.schedule.dependency_graph import MESSAGES, Graph, chains
 from harness.schedule.optimizer_chunks import IN, OUT, copy_direction
 
 SHOWN = 12
@@ -38,7 +38,7 @@ def cycle(schedule: Schedule) -> tuple[list[Op | None], list[str]] | None:
     An op waits for the ops that it depends on, and for the previous one in a queue with a fixed order. Raises
     ValueError for an op that is listed twice in one queue.
     """
-    graph = build_graph(schedule)
+    graph = schedule.graph
     orders = [c for queue, nodes in zip(schedule.queues, graph.queues, strict=True) for c in chains(queue, nodes)]
     stuck = _stuck(graph, orders)
     if not stuck:

@@ -32,7 +32,7 @@ class LoweredSchedule:
         self.schedule, self.cluster, self.costs, self.durations = schedule, cluster, costs, durations
         self.slow = slow or {}
         self.blocking = cluster.blocking_messages and durations is None
-        self.graph: Graph = build_graph(schedule, self.blocking)
+        self.graph: Graph = build_graph(schedule, blocking=True) if self.blocking else schedule.graph
         count = len(self.graph.before)
         self.work = Work([0.0] * count, [0] * count, [[] for _ in range(count)])
         self.before_s: dict[int, float] = {}

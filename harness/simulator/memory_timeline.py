@@ -29,7 +29,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.schedule import Schedule
-from harness.schedule.dependency_graph import DATA, Graph, build_graph, split_part
+from harness.schedule.dependency_graph import DATA, Graph, split_part
 from harness.simulator.stage_bytes import Arriving, HeldBytes, StageBytes, working_bytes
 
 __all__ = ["Kept", "Peak", "kept", "peaks", "working_bytes"]
@@ -116,7 +116,7 @@ class Kept:
 
 def kept(schedule: Schedule, plan: Plan, profile: ModelProfile, memory: MemoryModel) -> Kept:
     """Returns what the tasks of a plan keep, whatever their order."""
-    graph = build_graph(schedule)
+    graph = schedule.graph
     at_once = [0.0] * len(graph.before)
     timeline = _MemoryTimeline(graph, at_once, at_once, schedule, plan, profile, memory)
     received, gradients = (

@@ -27,8 +27,8 @@ from harness.planning.tune.result import Best, Fastest, Line
 if TYPE_CHECKING:
     from harness.planning.tune.candidate_search import Block, Tuner
 
-LARGE = 1_000
-"""Candidates with which further processes pay."""
+LARGE = 10_000
+"""Candidates with which further processes pay: each plans again what others share with it."""
 POLL_S = 0.2
 STOP_S = 5.0
 """Seconds in which the processes end what they are looking at, once the search is ended."""
