@@ -28,7 +28,8 @@ from tests.engines import networks, test_periodic
 from tests.engines.contract import Case
 from tests.engines.test_resuming import flat
 from tests.engines.test_stream_order import ON_RANKS
-from tests.support.fake_gpus import Machine, fake_gpus
+from tests.support.fake_gpus import fake_gpus
+from tests.support.fake_machine import Machine
 from tests.support.sessions import run_session
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -197,7 +198,10 @@ SESSIONS: dict[str, Callable[[], Case]] = {
     "gpipe, deferred batch norm": lambda: local(deferred_batch_norm=True),
     "gpipe, recomputed": lambda: replace(local(), plan=replace(local().plan, recompute="always")),
     "periodic": lambda: test_periodic.case("pairs", 2, 4),
-    **{name: ON_RANKS[name] for name in ("myelin, replicas", "pipeline zbv", "pipeline, replicas", "sbp")},
+    **{
+        name: ON_RANKS[name]
+        for name in ("myelin message_driven, replicas", "pipeline zbv", "pipeline, replicas", "sbp")
+    },
 }
 
 

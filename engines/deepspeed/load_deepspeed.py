@@ -19,6 +19,7 @@ from engines.deepspeed import BUCKET, jit_build
 from engines.deepspeed.collective_tracer import CollectiveTracer
 from harness.core.plan import Plan
 from harness.interfaces import OptimizerSpec, SessionSpec
+from harness.runtime.collectives import new_group
 from harness.runtime.device_clock import TimePoint
 from harness.runtime.training_state import make_optimizer
 
@@ -78,9 +79,12 @@ def settings(micro_batches: int, replicas: int, zero: int, dtype: str, elements:
 
 
 def join(deepspeed: ModuleType, device: torch.device, replicas: int, now: Callable[[], TimePoint]) -> CollectiveTracer:
-    """Have DeepSpeed use the group that the ranks have met in; what the replicas tell each other from now on."""
+    """Have DeepSpeed use the group that the ranks have met in, and open others as the harness does; what the replicas
+    tell each other from now on."""
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False)
-    return CollectiveTracer(sys.modules["deepspeed.comm.comm"].cdb, replicas, now)
+    backend = sys.modules["deepspeed.comm.comm"].cdb
+    backend.new_group = new_group
+    return CollectiveTracer(backend, replicas, now)
 
 
 def optimizer(module: nn.Module, spec: OptimizerSpec, offload: bool) -> torch.optim.Optimizer:

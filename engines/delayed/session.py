@@ -52,6 +52,8 @@ class DelayedSession(LocalSession):
 
     def train_step(self, batch: Batch) -> float:
         self.norms.begin()
+        for stage in self.stages:
+            stage.module.zero_grad(set_to_none=True)  # of a step that failed
         if self.config.drain:
             self._drain()
         parts = split_batch(batch, min(self.plan.micro_batches, len(batch)))

@@ -147,7 +147,8 @@ def refuse_without_kernels(name: str, capability: tuple[int, int], built: Sequen
 def _left_for_tensors(others_bytes: int) -> int:
     """Return the bytes of a GPU that only this process uses: all but the driver's, CUDA's context and libraries'.
 
-    `others_bytes` were used before this process began.
+    `others_bytes` were used before this process began. The buffers of a run's communicators are not subtracted: how
+    many channels NCCL opens depends on the links (docs/explanation/accuracy.md has what they take at most).
     """
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(0)

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from harness.runtime.transports.torch_transport import GroupTransport
 from tests.support.collective_order import Call, Event, Log
 
 UNEVEN = {"gather_", "scatter_", "alltoall_", "alltoall_base_", "allgather_", "reduce_scatter_"}
@@ -102,7 +103,10 @@ def _size(tensors: Any) -> str:
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Ranks that are forked within it can record, their threads too, which only send and receive."""
+    """Ranks that are forked within it can record, their threads too, which only send and receive.
+
+    The words that go ahead of messages are not recorded: they go by gloo on GPUs, too.
+    """
     wait, batch = Work.wait, dist.batch_isend_irecv
 
     def waited(work: Work, *args: Any, **kwargs: Any) -> Any:
@@ -119,6 +123,8 @@ def recording() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for method, kind in ("send", "send"), ("recv", "receive"):
             patch.setattr(ProcessGroup, method, _in_threads(getattr(ProcessGroup, method), kind))
+        for word in "_say", "_hear":
+            patch.setattr(GroupTransport, word, unrecorded(getattr(GroupTransport, word)))
         patch.setattr(Work, "wait", waited)
         patch.setattr(dist, "batch_isend_irecv", batched)
         yield

@@ -19,10 +19,7 @@ Autograd's threads are not there: backward passes run in the streams of their ca
 
 from __future__ import annotations
 
-import itertools
 import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -39,145 +36,23 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from harness.launch import process_group
-from tests.support.stream_order import HOST, Range, StreamOrder
+from tests.support import fake_libraries
+from tests.support.fake_machine import (
+    MACHINE,
+    Event,
+    Stream,
+    block_of,
+    current_stream,
+    elsewhere,
+    gpu_number,
+    range_of,
+    wait_for,
+)
+from tests.support.stream_order import HOST, StreamOrder
 
 READ_BY_HOST = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero"}
 """Kernels whose result the host waits for."""
 NO_KERNEL = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "record_stream", "set_"}
-
-
-class Machine:
-    """What the fakes share. `gpu` has the number of the GPU of each storage that is on one."""
-
-    def __init__(self) -> None:
-        self.order = StreamOrder()
-        self.gpu: dict[int, int] = {}
-        self.pinned: set[int] = set()
-        self.names = itertools.count()
-        self.works: dict[int, tuple[str, Work]] = {}
-        self.local = threading.local()
-        self.lock = threading.RLock()
-        self.known: set[int] = set()
-        self.device = 0
-
-    def stream(self, gpu: int) -> Stream:
-        """The current stream of this thread on a GPU."""
-        streams: dict[int, Stream] = self.local.__dict__.setdefault("streams", {})
-        if gpu not in streams:
-            streams[gpu] = Stream(f"cuda:{gpu}", name=f"gpu {gpu}")
-        return streams[gpu]
-
-    def of(self, tensor: Tensor) -> int | None:
-        return self.gpu.get(_block(tensor))
-
-    def allocated(self, tensor: Tensor, gpu: int | None) -> None:
-        """Memory is new: on a GPU it belongs to the current stream."""
-        block = _block(tensor)
-        if block in self.known:
-            return
-        self.known.add(block)
-        weakref.finalize(tensor.untyped_storage(), self.died, block)
-        if gpu is not None:
-            self.gpu[block] = gpu
-        self.order.allocate(block, HOST if gpu is None else self.stream(gpu).name)
-
-    def died(self, block: int) -> None:
-        with self.lock:
-            self.known.discard(block)
-            self.pinned.discard(block)
-            self.order.free(block)
-            self.gpu.pop(block, None)
-
-    def host_waits(self, stream: str) -> None:
-        self.order.join(HOST, self.order.clock(stream))
-
-
-MACHINE = Machine()
-
-
-def _block(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def _range(tensor: Tensor) -> Range:
-    """The bytes that a tensor may touch."""
-    size = tensor.element_size()
-    first = tensor.storage_offset() * size
-    reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return Range(_block(tensor), first, first + (reach + 1) * size)
-
-
-def _number(device: Any) -> int | None:
-    """The number of a GPU that a device is; None for the host."""
-    if isinstance(device, int):
-        return device
-    found = torch.device(device)
-    return None if found.type != "cuda" else MACHINE.device if found.index is None else found.index
-
-
-def _current(device: Any = None) -> Stream:
-    """torch.cuda.current_stream."""
-    return MACHINE.stream(MACHINE.device if device is None else _number(device) or 0)
-
-
-class Stream:
-    """torch.cuda.Stream."""
-
-    def __init__(self, device: Any = None, priority: int = 0, name: str = "") -> None:
-        self.gpu = MACHINE.device if device is None else _number(device) or 0
-        self.device = torch.device("cuda", self.gpu)
-        self.name = name or f"gpu {self.gpu}, stream {next(MACHINE.names)}"
-
-    def wait_stream(self, other: Stream) -> None:
-        MACHINE.order.join(self.name, MACHINE.order.clock(other.name))
-        MACHINE.order.join(self.name, MACHINE.order.clock(HOST))
-
-    def wait_event(self, event: Event) -> None:
-        MACHINE.order.join(self.name, event.clock)
-
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def synchronize(self) -> None:
-        MACHINE.host_waits(self.name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.name == self.name
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-
-class Event:
-    """torch.cuda.Event."""
-
-    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
-        self.clock: dict[str, int] = {}
-        self.at_s = 0.0
-        self.asked = False
-
-    def record(self, stream: Stream | None = None) -> None:
-        self.clock = dict(MACHINE.order.clock((stream or _current()).name))
-        self.at_s = time.perf_counter()
-
-    def wait(self, stream: Stream | None = None) -> None:
-        (stream or _current()).wait_event(self)
-
-    def synchronize(self) -> None:
-        MACHINE.order.join(HOST, self.clock)
-
-    def query(self) -> bool:
-        """Whether the GPU has come there: it has not when one looks for the first time."""
-        if not self.asked:
-            self.asked = True
-            return False
-        self.synchronize()
-        return True
-
-    def elapsed_time(self, later: Event) -> float:
-        return (later.at_s - self.at_s) * 1e3
 
 
 class _Generator(torch.Generator):
@@ -192,6 +67,8 @@ class _Devices(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload):  # called by a mode, which goes on with what it has seen
+            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         owner = getattr(getattr(func, "__self__", None), "__name__", "")
         if name == "__get__" and owner in ("device", "is_cuda"):
@@ -213,22 +90,22 @@ class _Devices(TorchFunctionMode):
 
 def _pinned(name: str, tensor: Tensor) -> Any:
     if name == "is_pinned":
-        return _block(tensor) in MACHINE.pinned
+        return block_of(tensor) in MACHINE.pinned
     copy = tensor.clone()
-    MACHINE.pinned.add(_block(copy))
+    MACHINE.pinned.add(block_of(copy))
     return copy
 
 
 def _made(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A function that may take a device, whose result is then on it."""
     wanted, pinned = kwargs.get("device"), kwargs.pop("pin_memory", False)
-    if wanted is None or not _here(wanted):
+    if wanted is None or not _here(wanted) or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE):
         out = func(*args, **kwargs)
     else:
-        with _elsewhere(_number(wanted)):
+        with elsewhere(gpu_number(wanted)):
             out = func(*args, **(kwargs | {"device": "cpu"}))
     if pinned:
-        MACHINE.pinned.add(_block(out))
+        MACHINE.pinned.add(block_of(out))
     return out
 
 
@@ -256,23 +133,14 @@ def _moved(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     non_blocking, copied = (*flags, False, False)[:2]
     non_blocking, copied = kwargs.get("non_blocking", non_blocking), kwargs.get("copy", copied)
     cast = tensor if dtype in (None, tensor.dtype) else Tensor.to(tensor, dtype)
-    here, there = MACHINE.of(tensor), _number(wanted) if wanted is not None else MACHINE.of(tensor)
+    here, there = MACHINE.of(tensor), gpu_number(wanted) if wanted is not None else MACHINE.of(tensor)
     if here == there:
         return cast.clone() if copied and cast is tensor else cast
-    with _elsewhere(there):
+    with elsewhere(there):
         out = torch.empty_like(cast)
     if not (torch.is_grad_enabled() and cast.requires_grad):
         return out.copy_(cast.detach(), non_blocking=non_blocking)
     raise NotImplementedError("a move that autograd follows")
-
-
-@contextmanager
-def _elsewhere(gpu: int | None) -> Iterator[None]:
-    before, MACHINE.local.gpu = getattr(MACHINE.local, "gpu", None), (gpu,)
-    try:
-        yield
-    finally:
-        MACHINE.local.gpu = before
 
 
 class _Kernels(TorchDispatchMode):
@@ -298,16 +166,16 @@ def _tensors(values: Any) -> list[Tensor]:
 
 def _booked(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     ins, outs = _tensors((args, kwargs)), _tensors(out)
-    own = {_block(one) for one in ins}
+    own = {block_of(one) for one in ins}
     name = func._schema.name.partition("::")[2]
     wanted = getattr(MACHINE.local, "gpu", None)
     places = [MACHINE.of(one) for one in ins if one.dim() or MACHINE.of(one) is not None]
     gpu = wanted[0] if wanted else next((place for place in places if place is not None), None)
-    for one in outs:
-        MACHINE.allocated(one, gpu)
+    for number, one in enumerate(outs):
+        MACHINE.allocated(one, MACHINE.of(ins[number]) if name.startswith("_foreach_") else gpu)
     if func.is_view or name in NO_KERNEL:
         return
-    written = [one for one in outs if _block(one) not in own]
+    written = [one for one in outs if block_of(one) not in own]
     for argument, value in zip(func._schema.arguments, args, strict=False):
         if argument.alias_info and argument.alias_info.is_write:
             written += _tensors(value)
@@ -315,10 +183,18 @@ def _booked(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         _copied(args[0], args[1], bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking")))
         return
     different = {place for place in places if place is not None}
-    if len(different) > 1 and name != "_foreach_norm":
+    if len(different) > 1 and not name.startswith("_foreach_"):
         MACHINE.order.faults.append(f"{name} has tensors of GPUs {sorted(different)}")
+    if len(different) > 1 and name.startswith("_foreach_"):  # torch parts them by their GPUs
+        for place in different:
+            _launched(name, *([one for one in found if MACHINE.of(one) == place] for found in (ins, written)), place)
+    else:
+        _launched(name, ins, written, gpu)
+
+
+def _launched(name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], gpu: int | None) -> None:
     stream = HOST if gpu is None else MACHINE.stream(gpu).name
-    MACHINE.order.launch(stream, name, map(_range, ins), map(_range, written))
+    MACHINE.order.launch(stream, name, map(range_of, reads), map(range_of, writes))
     if gpu is not None and name in READ_BY_HOST:
         MACHINE.host_waits(stream)
 
@@ -327,23 +203,23 @@ def _copied(target: Tensor, source: Tensor, non_blocking: bool) -> None:
     order, ends = MACHINE.order, (MACHINE.of(source), MACHINE.of(target))
     streams = [MACHINE.stream(gpu).name for gpu in dict.fromkeys(ends) if gpu is not None]
     if not streams:
-        order.launch(HOST, "copy_", [_range(source)], [_range(target)])
+        order.launch(HOST, "copy_", [range_of(source)], [range_of(target)])
         return
     for stream in streams[1:]:
         order.join(streams[0], order.clock(stream))
     host = [one for one, gpu in ((source, ends[0]), (target, ends[1])) if gpu is None]
-    pageable = bool(host) and _block(host[0]) not in MACHINE.pinned
+    pageable = bool(host) and block_of(host[0]) not in MACHINE.pinned
     if pageable and host[0] is source:
-        order.launch(HOST, "copy_", [_range(source)])
-        order.launch(streams[0], "copy_", [], [_range(target)])
+        order.launch(HOST, "copy_", [range_of(source)])
+        order.launch(streams[0], "copy_", [], [range_of(target)])
     else:
-        order.launch(streams[0], "copy_", [_range(source)], [_range(target)])
+        order.launch(streams[0], "copy_", [range_of(source)], [range_of(target)])
     for stream in streams[1:]:
         order.join(stream, order.clock(streams[0]))
     if host and (pageable or not non_blocking):
         MACHINE.host_waits(streams[0])
     elif host:  # torch gives pinned memory to nobody else before such a copy has ended
-        order.record(_block(host[0]), streams[0])
+        order.record(block_of(host[0]), streams[0])
 
 
 def _communicated(name: str, args: Any, out: Any) -> None:
@@ -360,12 +236,14 @@ def _in_stream_of(
 ) -> None:
     gpu = next((place for place in map(MACHINE.of, reads) if place is not None), None)
     if gpu is None:
-        MACHINE.order.launch(HOST, name, map(_range, reads), map(_range, writes))
+        MACHINE.order.launch(HOST, name, map(range_of, reads), map(range_of, writes))
         return
     stream = f"gpu {gpu}, group {group}"
     MACHINE.order.join(stream, MACHINE.order.clock(MACHINE.stream(gpu).name))
-    MACHINE.order.launch(stream, name, map(_range, reads), map(_range, writes))
+    MACHINE.order.launch(stream, name, map(range_of, reads), map(range_of, writes))
     MACHINE.works.update((id(work), (stream, work)) for work in works)
+    if getattr(MACHINE.local, "waits", False):
+        wait_for(stream)
 
 
 def _message(method: Callable[..., Work], name: str) -> Callable[..., Work]:
@@ -388,10 +266,8 @@ def _waited(method: Callable[..., Any]) -> Callable[..., Any]:
         with _disable_current_modes():  # gloo copies some results there
             out = method(work, *args, **kwargs)
         if found := MACHINE.works.get(id(work)):
-            stream = found[0]
-            gpu = int(stream.split(",")[0].removeprefix("gpu "))
             with MACHINE.lock:
-                MACHINE.order.join(MACHINE.stream(gpu).name, MACHINE.order.clock(stream))
+                wait_for(found[0])
         return out
 
     return wait
@@ -421,7 +297,9 @@ def _backward(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def watched_run(*args: Any, **kwargs: Any) -> Any:
         with nullcontext() if _get_current_function_mode_stack() else _Devices():
-            return run(*args, **kwargs)
+            out = run(*args, **kwargs)
+        fake_libraries.reducer_ends()
+        return out
 
     return watched_run
 
@@ -436,11 +314,11 @@ def _without_device(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _record_stream(tensor: Tensor, stream: Stream) -> None:
-    MACHINE.order.record(_block(tensor), stream.name)
+    MACHINE.order.record(block_of(tensor), stream.name)
 
 
 def _synchronize(device: Any = None) -> None:
-    gpu = MACHINE.device if device is None else _number(device)
+    gpu = MACHINE.device if device is None else gpu_number(device)
     for name in list(MACHINE.order.clocks):
         if name.split(",")[0] == f"gpu {gpu}":
             MACHINE.host_waits(name)
@@ -451,11 +329,16 @@ FAKES: dict[str, Any] = {
     "Event": Event,
     "stream": _stream,
     "set_stream": _set_stream,
-    "current_stream": _current,
+    "current_stream": current_stream,
+    "default_stream": lambda device=None: Stream(device, name=f"gpu {current_stream(device).gpu}"),
     "synchronize": _synchronize,
     "current_device": lambda: MACHINE.device,
+    "device": lambda device: nullcontext(),
     "device_count": lambda: 8,
-    "set_device": lambda device: setattr(MACHINE, "device", _number(device)),
+    "set_device": lambda device: setattr(MACHINE, "device", gpu_number(device)),
+    "empty_cache": lambda: None,
+    "is_current_stream_capturing": lambda: False,
+    "memory_allocated": lambda device=None: 0,
     "reset_peak_memory_stats": lambda device=None: None,
     "max_memory_allocated": lambda device=None: 0,
     "max_memory_reserved": lambda device=None: 0,
@@ -494,6 +377,7 @@ def fake_gpus() -> Iterator[StreamOrder]:
         patch.setattr(dist, "ProcessGroupNCCL", options, raising=False)  # gloo takes no notice of them
         patch.setattr(threading.Thread, "run", in_thread)
         patch.setattr(Work, "wait", _waited(Work.wait))
+        fake_libraries.patch(patch)
         for method in "send", "recv":
             patch.setattr(ProcessGroup, method, _message(getattr(ProcessGroup, method), method))
         with watched():

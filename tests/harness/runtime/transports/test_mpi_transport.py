@@ -14,7 +14,7 @@ from harness.runtime.transports.transport import Coming, Transport
 from tests.engines.myelin.cases import case
 from tests.engines.test_stream_order import faults_of
 from tests.harness.runtime.transports.test_transport import DATA, M, between, received, sample
-from tests.support.fake_gpus import MACHINE, _range
+from tests.support.fake_machine import MACHINE, range_of
 from tests.support.stream_order import HOST
 
 pytestmark = pytest.mark.usefixtures("ranks")
@@ -87,11 +87,11 @@ class World:
         self.world = world
 
     def Isend(self, tensor: Tensor, peer: int, tag: int) -> Any:
-        MACHINE.order.launch(HOST, "Isend", reads=[_range(tensor)])
+        MACHINE.order.launch(HOST, "Isend", reads=[range_of(tensor)])
         return self.world.Isend(memory(tensor), peer, tag)
 
     def Irecv(self, tensor: Tensor, peer: int, tag: int) -> Any:
-        MACHINE.order.launch(HOST, "Irecv", writes=[_range(tensor)])
+        MACHINE.order.launch(HOST, "Irecv", writes=[range_of(tensor)])
         return self.world.Irecv(memory(tensor), peer, tag)
 
 
