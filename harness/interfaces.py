@@ -305,14 +305,15 @@ class ShardedSession(Session, Protocol):
     """A session in each of several ranks, of which each has a shard of the model."""
 
     def sharded_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return `state_dict` without what is sharded; and what is, the session's own DTensors, by the same names.
+        """Return `state_dict` without what is sharded; and of that this rank's part, by the same names, as
+        torch.distributed.checkpoint takes it: whole tensors, DTensors, `harness.runtime.state_shards.Blocks`.
 
         `load_state_dict` takes both together."""
         ...
 
     def empty_shards(self, keys: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        """Return tensors for the shards of a checkpoint to be read into: those of the weights are the session's own.
-        `keys` are those of each parameter's optimizer state."""
+        """Return this rank's part of the same, for a checkpoint to be read into; `keys` are those of each parameter's
+        optimizer state."""
         ...
 
 

@@ -64,14 +64,12 @@ HOSTS_OWN = "Of the host's own: clocks, counters, tensors on the CPU."
 ALLOWED = {
     "A state is saved or loaded, between steps, on the CPU.": """
         engines/deepspeed/loss_scale.py state float
+        engines/deepspeed/state_dict.py State._kept float
         engines/deepspeed/state_dict.py State._masters cpu
-        engines/deepspeed/state_dict.py State._moments cpu
-        engines/deepspeed/state_dict.py State._moments float
         engines/fsdp/session.py _shard to
         engines/fsdp/session.py _whole cpu
         engines/myelin/host_optimizer.py HostOptimizer.synchronize synchronize
         harness/runtime/loss_scale.py LossScale.load float
-        engines/myelin/optimizer_step.py OptimizerStep._read cpu
         engines/myelin/optimizer_step.py OptimizerStep._read synchronize
         engines/delayed/delayed_stage.py DelayedStage.load_older to
         engines/delayed/delayed_stage.py DelayedStage.older_state cpu
@@ -79,9 +77,9 @@ ALLOWED = {
         engines/myelin/optimizer_step.py OptimizerStep.load synchronize
         engines/myelin/optimizer_step.py OptimizerStep.state float
         engines/sbp/sharded_state.py Shard.of to
+        engines/sbp/sharded_state.py _runs tolist
         harness/runtime/training_state.py _copied cpu
-        harness/runtime/training_state.py _placed to
-        harness/runtime/training_state.py model_state cpu""",
+        harness/runtime/training_state.py _placed to""",
     "A step begins or ends: its time, and its loss.": """
         engines/delayed/session.py DelayedSession.train_step tolist
         engines/gpipe/cuda_streams.py Recorder.__init__ synchronize

@@ -126,6 +126,7 @@ class DeepSpeedEngine(Engine):
             same_memory=config.zero == 0,
             sparse=config.zero == 0,
             scalars=False,
+            sharded_checkpoints=True,
             tensor=True,
             simulated_only=("tensor",),
             optimizers=("adamw", "adam") if config.offload else ("sgd", "adam", "adamw"),

@@ -73,10 +73,20 @@ class DeepSpeedSession(DistributedSession):
     def local_state(self) -> dict[str, Any]:
         return self.state.save()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the session, with the loss scale in float16."""
-        found, scale = super().state_dict(), loss_scale.state(self.engine.optimizer)
-        return found | {"loss_scale": scale} if found and scale else found
+    def own_tensors(self) -> dict[str, Any]:
+        return self.state.own()
+
+    @property
+    def split_over_replicas(self) -> bool:  # type: ignore[override]
+        return bool(self.state.flat)
+
+    def shard(self, name: str, own: Tensor) -> Any:
+        parameters = self.state.parameters
+        return self.state.blocks(parameters[name] if name in parameters else self.named_parameters()[name], own)
+
+    def scale_state(self) -> dict[str, Any]:
+        scale = loss_scale.state(self.engine.optimizer)
+        return {"loss_scale": scale} if scale else {}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         self.state.load(state)

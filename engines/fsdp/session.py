@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 
 class FSDPSession(DistributedSession):
+    split_over_replicas = True
+
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config) -> None:
         super().__init__(model, plan, spec)
         self.config = config
@@ -104,48 +105,30 @@ class FSDPSession(DistributedSession):
     def held_tensors(self) -> list[Tensor]:
         return [*super().held_tensors(), *self.gathered.tensors]
 
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters, which shards have taken the place of, by name."""
+        return dict(self.stage.named_parameters())
+
     def local_state(self) -> dict[str, Any]:
         """Whole tensors, gathered by all ranks. Only the first hands in those that are the same everywhere."""
-        model = {name: _whole(tensor) for name, tensor in self.stage.state_dict().items()}
-        states = self._optimizer_state()
-        optimizer = {name: {key: _whole(value) for key, value in state.items()} for name, state in states.items()}
+        own = self.own_tensors()
+        model = {name: _whole(tensor) for name, tensor in own["model"].items()}
+        optimizer = {
+            name: {key: _whole(value) for key, value in kept.items()} for name, kept in own["optimizer"].items()
+        }
         if self.replica == 0:
             return {"model": model, "optimizer": optimizer}
         return {"model": {name: model[name] for name in self.buffer_names & model.keys()}, "optimizer": {}}
 
-    def sharded_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Shards, and what each rank has whole: buffers, and the optimizer's counters of steps."""
-        model, states = self.stage.state_dict(), self._optimizer_state()
-        buffers = {name: _whole(value) for name, value in _parts(model, False).items()}
-        counters = {name: _parts(state, False) for name, state in states.items()}
-        counters = {name: {key: _whole(value) for key, value in own.items()} for name, own in counters.items()}
-        optimizer = {name: _parts(state, True) for name, state in states.items()}
-        rest = self.gather_state(lambda: {"model": buffers, "optimizer": counters}, [*buffers])
-        return rest, {"model": _parts(model, True), "optimizer": optimizer}
-
-    def empty_shards(self, keys: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        named = dict(self.stage.named_parameters())
-        optimizer = {name: {key: torch.empty_like(named[name]) for key in own} for name, own in keys.items()}
-        return {"model": _parts(self.stage.state_dict(), True), "optimizer": optimizer}
-
-    def _optimizer_state(self) -> dict[str, dict[str, Any]]:
-        states = self.optimizer.state
-        return {name: states[parameter] for name, parameter in self.stage.named_parameters() if parameter in states}
-
     def load_local_state(self, state: dict[str, Any]) -> None:
         own = self.stage.state_dict()
         self.stage.load_state_dict({name: _shard(value, own[name]) for name, value in state["model"].items()})
-        named = dict(self.stage.named_parameters())
+        named = self.named_parameters()
         saved = {
             name: {key: _shard(value, named[name]) for key, value in values.items()}
             for name, values in state["optimizer"].items()
         }
         load_optimizer_state(named, [self.optimizer], saved)
-
-
-def _parts(state: Mapping[str, Any], sharded: bool) -> dict[str, Any]:
-    """Return what is sharded of a state, or what is not."""
-    return {name: value for name, value in state.items() if isinstance(value, DTensor) == sharded}
 
 
 def _whole(value: Any) -> Any:

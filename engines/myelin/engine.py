@@ -129,6 +129,7 @@ class MyelinEngine(Engine):
             same_memory=False,
             channels_last=False,
             compiled=True,
+            sharded_checkpoints=True,
         )
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:

@@ -180,11 +180,11 @@ class OptimizerStep:
         return [self.flat.weights, self.flat.gradients, *self.store.held()]
 
     def weights(self) -> dict[str, Tensor]:
-        """The parameters as a state has them, on the CPU, copies."""
+        """The parameters as a state has them: views of what the optimizer updates."""
         return self._read(self.store.master)
 
     def state(self) -> dict[str, Any]:
-        """The optimizer's state by parameter, as `harness.runtime.training_state.optimizer_state` has it."""
+        """The optimizer's state by parameter, as `harness.runtime.training_state.optimizer_state` has it; views."""
         rows = {key: self._read(row) for key, row in zip(self.optimizer.rows, self.store.rows, strict=True)}
         found: dict[str, Any] = {}
         for name, done in zip(self.flat.places, self.done, strict=True):
@@ -195,7 +195,7 @@ class OptimizerStep:
 
     def _read(self, buffer: Tensor) -> dict[str, Tensor]:
         self.store.synchronize()
-        return {name: place.of(buffer).detach().cpu().clone() for name, place in self.flat.places.items()}
+        return {name: place.of(buffer).detach() for name, place in self.flat.places.items()}
 
     def load(self, model: dict[str, Tensor], optimizer: dict[str, Any], scale: dict[str, float] | None = None) -> None:
         """The inverse of `weights` and `state`, from those of the whole model, and of `scaling.state`.

@@ -23,7 +23,7 @@ from harness.nn.skip import layer_skips, named_layers
 from harness.nn.tied import moved, ties
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.stage_passes import StagePasses
-from harness.runtime.training_state import model_state, split_batch
+from harness.runtime.training_state import split_batch
 from harness.runtime.transports.merge_spans import joined, together
 from harness.runtime.transports.transport import Arrival, Channel, Coming, Position, Transport
 from harness.runtime.values import mapped, placed
@@ -186,20 +186,21 @@ class MyelinSession(DistributedSession):
     def held_tensors(self) -> list[Tensor]:
         return [*self.stage.buffers(), *self.updates.held()]
 
-    def local_state(self) -> dict[str, Any]:
-        weights, model = self.updates.weights(), model_state(self.stage)
+    def own_tensors(self) -> dict[str, Any]:
+        """Return the weights that the optimizer updates, in float32 those of half precision, and what it keeps."""
+        weights, model = self.updates.weights(), self.stage.state_dict()
         for name, parameter in self.stage.named_parameters(remove_duplicate=False):
             model[name] = weights[self.parameter_names[parameter]]
         return {"model": model, "optimizer": self.updates.state()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the session, with the loss scale in float16."""
-        found, scaling = super().state_dict(), self.updates.scaling
-        return found | {"loss_scale": scaling.state()} if found and scaling else found
+    def scale_state(self) -> dict[str, Any]:
+        scaling = self.updates.scaling
+        return {"loss_scale": scaling.state()} if scaling else {}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         self.stage.load_state_dict({name: state["model"][name] for name in self.stage.state_dict()})
-        self.updates.load(state["model"], state["optimizer"], state.get("loss_scale"))
+        weights = {first: state["model"][name] for first, name in self.names_here().items()}
+        self.updates.load(weights, state["optimizer"], state.get("loss_scale"))
 
 
 def _profile(layers: nn.Sequential, dtype: str) -> ModelProfile:

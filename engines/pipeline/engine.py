@@ -143,6 +143,7 @@ class PipelineEngine(Engine):
             mpi=config.transport == "mpi",
             complex=False,
             compiled=config.schedule in FAMILIES and not self.family.split,  # a graph's backward pass has no halves
+            sharded_checkpoints=True,
         )
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:

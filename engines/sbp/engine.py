@@ -49,7 +49,11 @@ HERE = "local"
 
 class SBPEngine(Engine):
     capabilities = Capabilities(
-        optimizers=("sgd", "adam", "adamw"), tensor=True, multi_process=True, channels_last=False
+        optimizers=("sgd", "adam", "adamw"),
+        tensor=True,
+        multi_process=True,
+        channels_last=False,
+        sharded_checkpoints=True,
     )
 
     def __init__(self, config: Config) -> None:

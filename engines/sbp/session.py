@@ -32,6 +32,7 @@ from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.session import place
 from harness.runtime.stage_module import StageModule
 from harness.runtime.stage_passes import StagePasses
+from harness.runtime.state_shards import Blocks
 from harness.runtime.training_state import (
     load_optimizer_state,
     make_optimizer,
@@ -229,13 +230,13 @@ class SBPSession(DistributedSession):
 
     # -- one state for all engines ------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def gather_state(self, local_state: Callable[[], dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
         """Shards are put together in rank 0."""
         states: list[Any] | None = [None] * dist.get_world_size() if self.rank == 0 else None
-        dist.gather_object({"model": {}, "optimizer": {}} if self.replica else self.local_state(), states)
+        dist.gather_object({"model": {}, "optimizer": {}} if self.replica else local_state(), states)
         if states is None:
             return {}
-        model = {name: self._whole(name, [state["model"].get(name) for state in states]) for name in self.state_names}
+        model = {name: self._whole(name, [state["model"].get(name) for state in states]) for name in names}
         optimizer: dict[str, Any] = {}
         for name in self.parameter_names.values():
             kept = [state["optimizer"].get(name) for state in states]
@@ -266,8 +267,14 @@ class SBPSession(DistributedSession):
         fits = shard is not None and isinstance(value, Tensor) and value.dim() == len(shard.shape)
         return shard if cut and fits else None
 
+    def shard(self, name: str, own: Tensor) -> Any:
+        shard = self._shard(name, own)
+        return shard.blocks(own, self.mesh, self.tensor_rank) if shard else own
+
     def load_local_state(self, state: dict[str, Any]) -> None:
         def mine_of(name: str, value: Any) -> Any:
+            if isinstance(value, Blocks):
+                return value.own
             shard = self._shard(name, value)
             return shard.of(value, self.mesh, self.tensor_rank) if shard else value
 

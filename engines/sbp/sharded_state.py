@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise, product
 from math import prod
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engines.sbp.block_layout import Digits, Dim, Mesh
+from harness.runtime.state_shards import Blocks
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,18 @@ class Shard:
             found = found.index_select(n, torch.from_numpy(cut.mine(self.shape[n], mesh, rank)).to(found.device))
         return found.clone() if not self.cuts else found
 
+    def blocks(self, own: Tensor, mesh: Mesh, rank: int) -> Blocks:
+        """Return this rank's block `own` as parts that lie together in the whole tensor."""
+        runs = [
+            _runs(self.cuts[n].mine(size, mesh, rank)) if n in self.cuts else [(0, 0, size)]
+            for n, size in enumerate(self.shape)
+        ]
+        found = {}
+        for parts in product(*runs):
+            offset = torch.Size([first for first, _, _ in parts])
+            found[offset] = own[tuple(slice(start, start + length) for _, start, length in parts)]
+        return Blocks(own, torch.Size(self.shape), found)
+
     def whole(self, blocks: Sequence[Tensor], mesh: Mesh) -> Tensor:
         """The tensor from the blocks of all ranks."""
         found = blocks[0].new_empty(self.shape)
@@ -58,3 +72,9 @@ class Shard:
             else:
                 found = block.clone()
         return found
+
+
+def _runs(indices: np.ndarray) -> list[tuple[int, int, int]]:
+    """The first index, the place and the length of each run: of [4, 5, 0] they are (4, 0, 2) and (0, 2, 1)."""
+    places = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]
+    return [(int(indices[start]), start, stop - start) for start, stop in pairwise(places) if stop > start]

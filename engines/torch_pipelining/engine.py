@@ -85,7 +85,7 @@ def build(config: Config) -> TorchPipeliningEngine:
 
 
 class TorchPipeliningEngine(Engine):
-    capabilities = Capabilities(data=True, multi_process=True, by_value=False)
+    capabilities = Capabilities(data=True, multi_process=True, by_value=False, sharded_checkpoints=True)
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -97,11 +97,12 @@ def _scaled(config: DictConfig, can: Capabilities) -> list[Problem]:
 
 
 def _sharded(config: DictConfig, can: Capabilities) -> list[Problem]:
-    """Checkpoints in shards of an engine whose state is not sharded."""
+    """Checkpoints in shards of an engine that has no parts of the model in several processes."""
     key = "launch.sharded_checkpoints"
     if not config.launch.sharded_checkpoints or can.sharded_checkpoints:
         return []
-    message = f"is not for engine={config.engine.name}, whose checkpoints are one file"
+    holder = "each of whose processes has the whole model" if can.multi_process else "which is one process"
+    message = f"is not for engine={config.engine.name}, {holder}"
     return [Problem(key, True, message, ({key: False},))]
 
 

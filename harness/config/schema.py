@@ -81,7 +81,7 @@ class LaunchConfig:
     """Write a checkpoint after the last step, from which a run with more steps resumes. null: true if out is given and
     the run is not a point of a sweep."""
     sharded_checkpoints: bool = False
-    """Each rank writes its own shard of weights and optimizer state into a checkpoint, with
+    """Each rank writes its own stage, or shard, of weights and optimizer state into a checkpoint, with
     torch.distributed.checkpoint, and reads it when the run resumes; false: rank 0 gathers all of them in its memory."""
     profiler: list[int] = field(default_factory=list)
     """Steps, numbered as in metrics.jsonl, of which torch.profiler writes a trace for each process into profiler/ of

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from mmap import mmap
@@ -34,8 +34,16 @@ from harness.runtime.host_clocks import HostClocks
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.session import BaseSession
 from harness.runtime.stage_module import StageModule, stage_modules
+from harness.runtime.state_shards import parted
 from harness.runtime.tied_weights import TiedWeights
-from harness.runtime.training_state import cast_batch, initial_layers, intra_op_threads, make_optimizer, split_batch
+from harness.runtime.training_state import (
+    cast_batch,
+    copies,
+    initial_layers,
+    intra_op_threads,
+    make_optimizer,
+    split_batch,
+)
 from harness.runtime.unused_weights import give_gradients
 from harness.runtime.values import tensors_of
 from harness.schedule.dependency_graph import TIED, sender
@@ -75,6 +83,8 @@ class DistributedSession(BaseSession):
 
     finds_unused = False
     """Whether it sums the gradients of all replicas though each may have some of other weights."""
+    split_over_replicas = False
+    """Whether each replica has other shards of weights and optimizer state."""
 
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
         super().__init__(model, plan, spec)
@@ -95,6 +105,8 @@ class DistributedSession(BaseSession):
             self.take_layers(layers)
             self.state_names = list(layers.state_dict())
             self.buffer_names = {name for name, _ in layers.named_buffers()}
+            weights = layers.named_parameters(remove_duplicate=False)
+            self.shard_names = {name for name, parameter in weights if parameter.dim()}
             self.parameter_names = {parameter: name for name, parameter in layers.named_parameters()}
             self.watch_shared_state(layers)
             foreign = ForeignLayers(layers, self.plan)
@@ -291,6 +303,46 @@ class DistributedSession(BaseSession):
         for state in states[: self.ranks_per_replica]:
             merged = {**state["optimizer"], **merged}
         return {name: merged[name] for name in self.parameter_names.values() if name in merged}
+
+    def sharded_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what ranks have whole, gathered in rank 0, and this rank's own weights and moments, without a copy.
+
+        Of replicas that have the same ones the first hands them in; what several of its ranks have is written once.
+        """
+        rest, shards = parted(self.own_tensors(), self._tensors(), self.shard_names)
+        whole = self.gather_state(lambda: copies(rest), [n for n in self.state_names if n not in self.shard_names])
+        if self.replica and not self.split_over_replicas:
+            return whole, {"model": {}, "optimizer": {}}
+        return whole, self._as_shards(shards)
+
+    def empty_shards(self, keys: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """Return tensors for this rank's shards of a checkpoint to be read into, those of weights its own."""
+        own, parameters = self.own_tensors()["model"], self._tensors()
+        known = {name: found for name, found in keys.items() if name in parameters}
+        moments = {n: {key: torch.empty_like(parameters[n]) for key in found} for n, found in known.items()}
+        return self._as_shards({"model": {n: own[n] for n in own if n in self.shard_names}, "optimizer": moments})
+
+    def _as_shards(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        model = {name: self.shard(name, own) for name, own in tensors["model"].items()}
+        moments = {
+            n: {key: self.shard(n, own) for key, own in kept.items()} for n, kept in tensors["optimizer"].items()
+        }
+        return {"model": model, "optimizer": moments}
+
+    def shard(self, name: str, own: Tensor) -> Any:
+        """Return this rank's weight of this name, or a moment of it, as torch.distributed.checkpoint takes it. By
+        default it is whole, or a DTensor."""
+        return own
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return this rank's parameters as a state has them, by their first names in the whole model."""
+        own = self.own_tensors()["model"]
+        return {first: own[name] for first, name in self.names_here().items()}
+
+    def names_here(self) -> dict[str, str]:
+        """Return the names of this rank's parameters in its stage, which may have a tied one under its second name."""
+        names = {parameter: name for name, parameter in self.stage.named_parameters(remove_duplicate=False)}
+        return {first: names[parameter] for first, parameter in self.named_parameters().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a state of any engine; each rank is given all of it."""

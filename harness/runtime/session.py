@@ -32,9 +32,9 @@ from harness.runtime.gradient_norms import norms_of
 from harness.runtime.loss_scale import LossScale
 from harness.runtime.stage_module import StageModule
 from harness.runtime.training_state import (
+    copies,
+    kept_by_optimizers,
     load_optimizer_state,
-    model_state,
-    optimizer_state,
     optimizer_tensors,
     split_batch,
 )
@@ -236,10 +236,12 @@ class BaseSession(ABC):
 
     def local_state(self) -> dict[str, Any]:
         """Return this process's part of {"model": ..., "optimizer": ...}, by names in the whole model, on the CPU."""
-        return {
-            "model": model_state(self.stage),
-            "optimizer": optimizer_state(self.named_parameters(), self.optimizers()),
-        }
+        return copies(self.own_tensors())
+
+    def own_tensors(self) -> dict[str, Any]:
+        """Return the same with the tensors that training goes on with, where they are."""
+        kept = kept_by_optimizers(self.named_parameters(), self.optimizers())
+        return {"model": self.stage.state_dict(), "optimizer": kept}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Take this process's part of the state of the whole model."""

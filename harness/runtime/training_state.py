@@ -128,13 +128,18 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
 
 def optimizer_state(named: dict[str, nn.Parameter], optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
     """{parameter name: its state tensors}."""
+    return copies(kept_by_optimizers(named, optimizers))
+
+
+def kept_by_optimizers(named: dict[str, nn.Parameter], optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
+    """The same with the optimizers' own tensors."""
     states = [optimizer.state for optimizer in optimizers]
-    return {
-        name: {key: _copied(value) for key, value in state[parameter].items()}
-        for name, parameter in named.items()
-        for state in states
-        if parameter in state
-    }
+    return {name: dict(state[parameter]) for name, parameter in named.items() for state in states if parameter in state}
+
+
+def copies(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with copies of its tensors on the CPU, mappings inside of it too."""
+    return {key: copies(value) if isinstance(value, Mapping) else _copied(value) for key, value in state.items()}
 
 
 def load_optimizer_state(
@@ -169,7 +174,7 @@ def _copied(value: Any) -> Any:
 
 def model_state(module: nn.Module) -> dict[str, Tensor]:
     """The state dict on the CPU, each tensor a copy."""
-    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+    return copies(module.state_dict())
 
 
 def newest_state(module: nn.Module, newest: Mapping[str, Tensor]) -> dict[str, Tensor]:

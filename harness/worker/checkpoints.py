@@ -125,6 +125,7 @@ class Checkpoints:
             **vars(memory),
         }
         state = replace(self.state, step=step, lines=tuple(lines))
+        of_shards = sum(_gathered(sharded_checkpoint.size_of(shards)))
         try:
             if self.sharded:
                 state = replace(state, shards=self._write_shards(_by_module(shards, session), step))
@@ -137,10 +138,9 @@ class Checkpoints:
                 return
             with suppress(OSError):  # it counts for nothing
                 checkpoint_files.remove_folder(checkpoint_files.shards_of(self.run_dir, step))
-            size = _size_of(saved) + sharded_checkpoint.size_of(shards)
             self.error = {
                 "message": error.strerror or str(error),
-                "needed_bytes": size + sum(map(len, lines)),
+                "needed_bytes": _size_of(saved) + of_shards + sum(map(len, lines)),
                 "free_bytes": shutil.disk_usage(self.run_dir).free,
             }
             self._say(f"no checkpoint {after_steps(step)}, older ones stay: {error}")

@@ -11,7 +11,6 @@ so are collective. Importing this module imports torch.
 from __future__ import annotations
 
 import io
-import math
 import os
 import pickle
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,6 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from harness.run import checkpoint_files
 
@@ -144,8 +142,9 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def size_of(shards: Mapping[str, Any]) -> int:
-    """The bytes of all shards of all ranks."""
-    tensors = [value for value in shards.values() if isinstance(value, Tensor)]
-    inner = [value for value in shards.values() if isinstance(value, Mapping)]
-    return sum(math.prod(one.shape) * one.element_size() for one in tensors) + sum(map(size_of, inner))
+def size_of(shards: Any) -> int:
+    """The bytes of this rank's shards."""
+    if isinstance(shards, Mapping):
+        return sum(map(size_of, shards.values()))
+    own = shards.to_local() if hasattr(shards, "to_local") else shards
+    return int(own.numel() * own.element_size())

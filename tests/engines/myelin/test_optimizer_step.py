@@ -14,6 +14,7 @@ from engines.myelin import optimizers
 from engines.myelin.buckets import chunks
 from harness.core.op import Op
 from harness.interfaces import OptimizerSpec
+from harness.runtime.training_state import copies
 from tests.engines.myelin.updating import (
     ADAMW,
     ELEMENTS,
@@ -112,14 +113,18 @@ def test_a_state_moves_there_and_back(optimizer: OptimizerSpec, offload: bool) -
         assert_same(stepper.updates.state(), wanted)
 
 
-def test_a_state_is_a_copy() -> None:
-    stepper = Stepper(parameters(), ADAMW)
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_state_is_no_copy(offload: bool) -> None:
+    """Ranks write shards of checkpoints as they are."""
+    stepper = Stepper(parameters(), ADAMW, offload=offload)
     stepper.step(gradients(0))
     weights, state = stepper.updates.weights(), stepper.updates.state()
+    before = copies(state["last"])
     stepper.step(gradients(1))
-    assert not torch.equal(weights["last"], stepper.updates.weights()["last"])
+    assert torch.equal(weights["last"], stepper.updates.weights()["last"])
+    assert torch.equal(state["last"]["exp_avg"], stepper.updates.state()["last"]["exp_avg"])
+    assert not torch.equal(state["last"]["exp_avg"], before["exp_avg"])
     assert int(state["last"]["step"]) == 1
-    assert not torch.equal(state["last"]["exp_avg"], stepper.updates.state()["last"]["exp_avg"])
 
 
 def test_parameters_and_gradients_are_views_of_two_buffers() -> None:

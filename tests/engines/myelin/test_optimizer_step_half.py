@@ -12,6 +12,7 @@ from harness.core.problem import Problem
 from harness.interfaces import OptimizerSpec, Session
 from harness.runtime.loss_scale import LEAST, PATIENCE, START, LossScale, overflows
 from harness.runtime.memory_meter import Meter
+from harness.runtime.training_state import copies
 from tests.engines.myelin.cases import case
 from tests.engines.myelin.updating import (
     ADAMW,
@@ -185,7 +186,7 @@ def test_an_overflow_skips_the_step(value: float, offload: bool, capfd: pytest.C
     good, bad = gradients(0, "float16"), gradients(1, "float16")
     stepper.step(good)
     ran = stepper.ops
-    weights, state = stepper.updates.weights(), stepper.updates.state()
+    weights, state = copies(stepper.updates.weights()), copies(stepper.updates.state())
     rounded = {name: p.detach().clone() for name, p in stepper.named.items()}
     bad["last"][1, 2] = value
     for skipped in (1, 2):
@@ -213,7 +214,7 @@ def test_an_overflow_skips_the_step(value: float, offload: bool, capfd: pytest.C
 def test_an_overflow_of_a_tied_gradient_skips_the_step(tied: list[str], name: str) -> None:
     """It is no part of what is summed over replicas."""
     stepper = Stepper(parameters("float16"), ADAMW, "float16", tied=tied)
-    weights, bad = stepper.updates.weights(), gradients(1, "float16")
+    weights, bad = copies(stepper.updates.weights()), gradients(1, "float16")
     bad[name][1, 2] = float("inf")
     stepper.step(bad)
     assert_same(stepper.updates.weights(), weights)

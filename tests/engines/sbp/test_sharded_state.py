@@ -42,6 +42,25 @@ def test_from_whole_to_shards_and_back(given_: tuple[Mesh, Shard]) -> None:
     assert torch.equal(shard.whole(blocks, mesh), whole)
 
 
+@given(shards())
+def test_blocks_of_all_ranks_are_the_whole(given_: tuple[Mesh, Shard]) -> None:
+    """Those of two ranks are the same or do not overlap; each is a view of what its rank has."""
+    mesh, shard = given_
+    whole = torch.arange(torch.Size(shard.shape).numel()).view(shard.shape)
+    found = torch.full(shard.shape, -1)
+    for rank in range(mesh.devices):
+        own = shard.of(whole, mesh, rank)
+        blocks = shard.blocks(own, mesh, rank)
+        assert blocks.size() == whole.shape
+        assert sum(one.numel() for one in blocks.blocks.values()) == own.numel()
+        for offset, one in blocks.blocks.items():
+            place = tuple(slice(first, first + size) for first, size in zip(offset, one.shape, strict=True))
+            assert one.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
+            assert (found[place] == -1).all() or torch.equal(found[place], one)
+            found[place] = one
+    assert torch.equal(found, whole)
+
+
 def test_heads_stay_together() -> None:
     """(query, key, value) x 2 heads x width 2: a device has the query, the key and the value of one head."""
     mesh, shard = Mesh(Grid(1, 2)), Shard((12,), {0: Cut(Dim((0,), frozenset((0,))), heads=2)})
