@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from omegaconf import DictConfig
 
+from harness.checks import formats
 from harness.checks.mesh import DEGREES, given_balance, given_degree, has
 from harness.config import registry
 from harness.config.schema import PRECISIONS
@@ -41,6 +42,7 @@ def on_any_mesh(config: DictConfig, can: Capabilities) -> list[Problem]:
         *_order(config, can),
         *_compiled(config, can),
         *_scaled(config, can),
+        *_cast(config),
         *_sharded(config, can),
         *_graphed(config, can),
         *_optimizer(config, can),
@@ -94,6 +96,16 @@ def _scaled(config: DictConfig, can: Capabilities) -> list[Problem]:
     message = "has no effect on gradients that are not made in float16 under autocast"
     right: Fix = {"precision.autocast": "float16", "precision.dtype": "float32"}
     return [Problem(key, True, message, ({key: False}, right))]
+
+
+def _cast(config: DictConfig) -> list[Problem]:
+    """A way of mixing formats, of a run that has one format."""
+    key, precision = "engine.mixed_precision", config.precision
+    if config.engine.get("mixed_precision") != "policy" or precision.autocast not in (None, precision.dtype):
+        return []
+    message = f"has no effect where all is in {precision.dtype}: it needs precision.autocast, another format"
+    mixed: list[Fix] = [{"precision": "mixed"}] if formats.computes(config, "bfloat16") else []
+    return [Problem(key, "policy", message, ({key: "autocast"}, *mixed))]
 
 
 def _sharded(config: DictConfig, can: Capabilities) -> list[Problem]:

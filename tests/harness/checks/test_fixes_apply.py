@@ -168,6 +168,8 @@ CASES = {
         "optimizer.beta1=1 optimizer.name=nadam",
         "engine=ddp mesh.data=2 optimizer.name=nadam optimizer.fused=true",
         "engine=fsdp mesh.data=2 optimizer.name=muon",
+        "engine=fsdp mesh.data=2 engine.mixed_precision=policy",
+        "engine=fsdp mesh.data=2 engine.mixed_precision=plicy precision=mixed",
         "engine=deepspeed engine.offload=true engine.zero=1 mesh.pipeline=2",
         "engine=myelin mesh.data=2 mesh.pipeline=2 batch.size=7 optimizer.name=lamb",
     ],
