@@ -49,7 +49,7 @@ def on_any_mesh(config: DictConfig, can: Capabilities) -> list[Problem]:
     ]
 
 
-def notes(config: DictConfig) -> list[Problem]:
+def notes(config: DictConfig, can: Capabilities) -> list[Problem]:
     """Return warnings about a request that is executed all the same.
 
     Engines scale the losses of `precision.dtype=float16` alone; under autocast nothing does, whose backward pass makes
@@ -59,7 +59,9 @@ def notes(config: DictConfig) -> list[Problem]:
     if precision.autocast != "float16" or precision.dtype == "float16" or precision.grad_scaler:
         return []
     message = "makes gradients below 6e-8 zero, and those above 65504 infinite: under autocast no loss is scaled"
-    return [Problem("precision.autocast", "float16", message, ({"precision.autocast": "bfloat16"},))]
+    fixes: list[Fix] = [{"precision.autocast": "bfloat16"}] if formats.computes(config, "bfloat16") else []
+    fixes += [{"precision.grad_scaler": True}] if can.grad_scaler else []
+    return [Problem("precision.autocast", "float16", message, tuple(fixes or [formats.float32(config)]))]
 
 
 def _order(config: DictConfig, can: Capabilities) -> list[Problem]:
