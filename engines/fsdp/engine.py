@@ -6,7 +6,7 @@
 Layers that share a parameter (GPT's embedding and head) are one group, the root's: gathered when the forward pass
 begins and kept until the backward pass has ended, as torch does by default. All others are gathered again, also the
 last one. In mixed precision weights are gathered and gradients summed in the dtype of the weights, as autocast has it
-in every other engine.
+in every other engine. With `engine.mixed_precision=policy` weights are gathered in the dtype that layers compute in.
 
 The schedule, and the trace, have all that a pass gathers as one block before it and all that it reduces as one after
 it, since a schedule's tasks are whole stages. On gloo a collective blocks, so the length of a block is what its
@@ -17,8 +17,8 @@ Next to its shards a device holds the root's weights and those of a group: twice
 that they have arrived in, a third time on their way through gloo, or as gradients on their way out. The memory model
 has that for the largest group, at the fullest moment of the pass: 0.9 to 1.1 of what is measured on two CPU devices,
 0.8 to 1.1 on four. It is too much where that group's turn is far from that moment (1.2: gpt's blocks in one group, and
-a large vocabulary). A predicted time is too short where groups are small: a collective takes its time even for a few
-bytes.
+a large vocabulary). With the policy all of these are halved but gradients on their way out; it is 0.8 to 1.1, too. A
+predicted time is too short where groups are small: a collective takes its time even for a few bytes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from engines.fsdp.layer_groups import groups, own_bytes
-from harness.core.memory_model import MemoryModel
-from harness.core.model_profile import ModelProfile
+from harness.core.memory_model import DTYPE_BYTES, MemoryModel
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Kind, Op
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Problem
-from harness.core.value_checks import at_least
+from harness.core.value_checks import at_least, one_of
 from harness.interfaces import Capabilities, Engine, Model, Searched, Session, SessionSpec
 from harness.schedule import Schedule
 from harness.schedule.builders.data_parallel import data_parallel
+
+MIXED_PRECISION = ("autocast", "policy")
 
 
 @dataclass
@@ -56,11 +58,19 @@ class Config:
     reduce_each: bool = True
     """Reduce-scatter the gradients of each micro-batch, as torch does by default. false reduce-scatters once for the
     whole batch and keeps full gradients until then: fewer bytes to send, more memory."""
+    mixed_precision: str = "autocast"
+    """How layers compute in the format of precision.autocast (precision=mixed). autocast: torch.autocast casts weights
+    for matmuls and convolutions, once they are gathered. policy: FSDP2's MixedPrecisionPolicy casts them before, so
+    half of the bytes are gathered, and all of a layer computes in that format, norms too. Shards, sums of gradients,
+    optimizer state and running statistics stay in precision.dtype."""
 
 
 def check(config: Config) -> list[Problem]:
     """Values that no run can have."""
-    return at_least("engine.group_mb", config.group_mb, 0, fix=0.25)
+    return [
+        *at_least("engine.group_mb", config.group_mb, 0, fix=0.25),
+        *one_of("engine.mixed_precision", config.mixed_precision, MIXED_PRECISION),
+    ]
 
 
 def build(config: Config) -> FSDPEngine:
@@ -101,12 +111,14 @@ class FSDPEngine(Engine):
             plan.recompute,
             reshard=self.config.reshard_after_forward,
         )
-        last = plan.micro_batches - 1
+        last, cast = plan.micro_batches - 1, self._gathered_share(profile)
 
         def adapted(op: Op) -> Op:
             if op.kind != "collective":
                 return op
             buffers = grouped if op.part.endswith("/backward") else every
+            if op.part.startswith("all_gather"):
+                buffers = tuple(round(size * cast) for size in buffers)
             task: Kind = "F" if op.part.endswith("/forward") else "B"
             share = 0.5 if task == "B" and self.config.reshard_after_forward else 1.0  # gathers and reductions
             return replace(op, bytes=sum(buffers), buffers=buffers, overlaps=(task, share))
@@ -123,14 +135,33 @@ class FSDPEngine(Engine):
         """Shards; and whole, all counted with the weights, what the root has and three times the largest group."""
         size, own = profile.parameter_bytes(), own_bytes(profile)
         largest = max((sum(own[number] for number in group) for group in groups(own, self.config)), default=0)
-        gathered = size - sum(own) + 2 * largest if self.config.reshard_after_forward else size
-        shard = 1 / mesh.data
+        whole = size - sum(own) + 2 * largest if self.config.reshard_after_forward else size
+        shard, gathered = 1 / mesh.data, whole * self._gathered_share(profile)
         return replace(
             model,
             weights=model.weights * (shard + (gathered + largest) / (size or 1)),
             gradients=model.gradients * (shard if self.config.reduce_each else 1.0),
             optimizer=model.optimizer * shard,
         )
+
+    def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
+        """With the policy autocast's copies of weights are not kept for the backward pass: weights are gathered so.
+
+        All else is as under autocast, where layers are profiled: their times, and what norms keep, twice the bytes."""
+        if (share := self._gathered_share(profile)) == 1.0:
+            return profile
+
+        def gathered(layer: LayerProfile) -> LayerProfile:
+            cast = {one.name: one.weight_bytes for one in layer.products if one.kind != "embedding"}
+            return replace(layer, saved_bytes=max(0, layer.saved_bytes - round(share * sum(cast.values()))))
+
+        return replace(profile, layers=tuple(map(gathered, profile.layers)))
+
+    def _gathered_share(self, profile: ModelProfile) -> float:
+        """Bytes of a gathered weight for each byte of its shards together."""
+        if self.config.mixed_precision != "policy" or not profile.autocast:
+            return 1.0
+        return DTYPE_BYTES[profile.autocast] / DTYPE_BYTES[profile.dtype]
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.fsdp.session import FSDPSession

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from engines.fsdp.mixed_precision import explained, keep_statistics, policy
 from engines.fsdp.sharded_stage import Gathered, refuse_hooks, sharded
 from harness.core.op import Kind, Op
 from harness.core.plan import Plan
@@ -38,8 +39,12 @@ class FSDPSession(DistributedSession):
         self.counter, self.gathered = CollectiveCounter(self.now), Gathered()
         self.stage = self.own_stage(layers)
         refuse_hooks(self.stage)
+        self.policy = policy(self.config, self.spec)
+        if self.policy.param_dtype:
+            self.stage.autocast = None
+            keep_statistics(self.stage)
         mesh = init_device_mesh(self.device.type, (self.plan.mesh.data,))
-        self.sharded = sharded(self.stage, mesh, self.config, self.counter, self.gathered)
+        self.sharded = sharded(self.stage, mesh, self.config, self.policy, self.counter, self.gathered)
         self.optimizer = make_optimizer(self.stage.parameters(), self.spec.optimizer)
 
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
@@ -60,10 +65,11 @@ class FSDPSession(DistributedSession):
         reduces = self.config.reduce_each or i == self.plan.micro_batches - 1
         self.sharded.set_requires_gradient_sync(reduces)
         start = self.now()
-        with self.phase(place("F", self.global_micro_batch(i))):
+        with self.phase(place("F", self.global_micro_batch(i))), explained(self.policy):
             output = self.stage(inputs)
         self._record_pass("F", i, start, "forward", reduces=False)
-        loss = self.model.loss(output, targets) / batch_size
+        with explained(self.policy):
+            loss = self.model.loss(output, targets) / batch_size
         del output
         start = self.now()
         with self.phase(place("B", self.global_micro_batch(i))):

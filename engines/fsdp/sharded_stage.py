@@ -14,12 +14,14 @@ In a step that is metered, a hook before all of these waits for the end of the b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from engines.fsdp.layer_groups import groups
@@ -91,14 +93,23 @@ def refuse_hooks(stage: nn.Module) -> None:
 
 
 def sharded(
-    stage: StageModule, mesh: DeviceMesh, config: Config, counter: CollectiveCounter, gathered: Gathered
+    stage: StageModule,
+    mesh: DeviceMesh,
+    config: Config,
+    policy: MixedPrecisionPolicy,
+    counter: CollectiveCounter,
+    gathered: Gathered,
 ) -> FSDPModule:
     """Shard the groups of layers, then what is left: parameters that layers share."""
+    group = partial(_group, mesh=mesh, policy=policy, counter=counter, gathered=gathered)
     layers = [layer for _, layer in named_layers(stage)]
-    for numbers in groups(sizes(layers), config):
-        _group([layers[number] for number in numbers], mesh, config.reshard_after_forward, counter, gathered)
+    together = [[layers[number] for number in numbers] for numbers in groups(sizes(layers), config)]
+    for modules in together:
+        group(modules, config.reshard_after_forward)
+    if policy.param_dtype:  # torch casts what enters those of groups
+        _cast_inputs(set(layers).difference(*together), policy.param_dtype)
     # torch's own default keeps the root's weights where those of other groups are freed, for they are needed at once
-    return _group([stage], mesh, None if config.reshard_after_forward else False, counter, gathered)
+    return group([stage], None if config.reshard_after_forward else False)
 
 
 def sizes(layers: Sequence[nn.Module]) -> list[int]:
@@ -109,11 +120,16 @@ def sizes(layers: Sequence[nn.Module]) -> list[int]:
 
 
 def _group(
-    modules: list[nn.Module], mesh: DeviceMesh, reshard: bool | None, counter: CollectiveCounter, gathered: Gathered
+    modules: list[nn.Module],
+    reshard: bool | None,
+    mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy,
+    counter: CollectiveCounter,
+    gathered: Gathered,
 ) -> FSDPModule:
     for module in modules:
         module.register_forward_hook(_kept_alive)
-    group: FSDPModule = fully_shard(modules, mesh=mesh, reshard_after_forward=reshard)[0]
+    group: FSDPModule = fully_shard(modules, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)[0]
     for module in modules:
         module.register_forward_pre_hook(lambda _, arrived: gathered.watch(arrived), prepend=True)
         module.register_forward_pre_hook(lambda _, arrived: _mapped(non_leaf, arrived))
@@ -127,6 +143,17 @@ def _group(
     group.set_force_sum_reduction_for_comms(True)  # a loss is divided by the whole batch already
     group.set_gradient_divide_factor(1.0)
     return group
+
+
+def _cast_inputs(layers: Iterable[nn.Module], dtype: torch.dtype) -> None:
+    """Have those of the layers that have weights, which the root gathers, get floating-point tensors in this dtype."""
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    for layer in layers:
+        if any(True for _ in layer.parameters()):
+            layer.register_forward_pre_hook(lambda _, arrived: _mapped(cast, arrived))
 
 
 def _gather_for_skips(layer: nn.Module) -> None:

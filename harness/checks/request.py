@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from omegaconf import DictConfig
 
+from harness.checks import formats
 from harness.checks.mesh import DEGREES, given_balance, given_degree, has
 from harness.config import registry
 from harness.config.schema import PRECISIONS
@@ -41,13 +42,14 @@ def on_any_mesh(config: DictConfig, can: Capabilities) -> list[Problem]:
         *_order(config, can),
         *_compiled(config, can),
         *_scaled(config, can),
+        *_cast(config),
         *_sharded(config, can),
         *_graphed(config, can),
         *_optimizer(config, can),
     ]
 
 
-def notes(config: DictConfig) -> list[Problem]:
+def notes(config: DictConfig, can: Capabilities) -> list[Problem]:
     """Return warnings about a request that is executed all the same.
 
     Engines scale the losses of `precision.dtype=float16` alone; under autocast nothing does, whose backward pass makes
@@ -57,7 +59,9 @@ def notes(config: DictConfig) -> list[Problem]:
     if precision.autocast != "float16" or precision.dtype == "float16" or precision.grad_scaler:
         return []
     message = "makes gradients below 6e-8 zero, and those above 65504 infinite: under autocast no loss is scaled"
-    return [Problem("precision.autocast", "float16", message, ({"precision.autocast": "bfloat16"},))]
+    fixes: list[Fix] = [{"precision.autocast": "bfloat16"}] if formats.computes(config, "bfloat16") else []
+    fixes += [{"precision.grad_scaler": True}] if can.grad_scaler else []
+    return [Problem("precision.autocast", "float16", message, tuple(fixes or [formats.float32(config)]))]
 
 
 def _order(config: DictConfig, can: Capabilities) -> list[Problem]:
@@ -94,6 +98,16 @@ def _scaled(config: DictConfig, can: Capabilities) -> list[Problem]:
     message = "has no effect on gradients that are not made in float16 under autocast"
     right: Fix = {"precision.autocast": "float16", "precision.dtype": "float32"}
     return [Problem(key, True, message, ({key: False}, right))]
+
+
+def _cast(config: DictConfig) -> list[Problem]:
+    """A way of mixing formats, of a run that has one format."""
+    key, precision = "engine.mixed_precision", config.precision
+    if config.engine.get("mixed_precision") != "policy" or precision.autocast not in (None, precision.dtype):
+        return []
+    message = f"has no effect where all is in {precision.dtype}: it needs precision.autocast, another format"
+    mixed: list[Fix] = [{"precision": "mixed"}] if formats.computes(config, "bfloat16") else []
+    return [Problem(key, "policy", message, ({key: "autocast"}, *mixed))]
 
 
 def _sharded(config: DictConfig, can: Capabilities) -> list[Problem]:

@@ -149,7 +149,10 @@ class _Preparation:
         assert draft
         if profile.unsplit:
             self.progress.note(note(Problem("model", profile.model, f"is one layer: {profile.unsplit.text}")))
-        for remark in (*request.notes(config), *engine.notes(draft.plan, profile, cluster, draft.memory)):
+        for remark in (
+            *request.notes(config, engine.capabilities),
+            *engine.notes(draft.plan, profile, cluster, draft.memory),
+        ):
             self.progress.note(note(remark))
         draft.plan.save(self.folder / PLAN)
         kind = devices.detect(profiles.wanted(config)).kind

@@ -16,7 +16,7 @@ from typing import Literal
 
 from omegaconf import DictConfig
 
-from harness.checks import mesh, profile_match
+from harness.checks import formats, mesh, profile_match
 from harness.checks.stored_profile import TIMES, stored
 from harness.config import overrides as config_overrides
 from harness.config import registry
@@ -127,7 +127,11 @@ class Profiles:
         how = "none" if timeless(config, cluster) and not own else config.costs
         if config.profile and how != "none":
             self.check_costs(profile)
-        found = layer_times.with_layer_times(profile, how, cluster.device, described, user_profile=bool(config.profile))
+        try:
+            found = layer_times.with_layer_times(profile, how, cluster.device, described, bool(config.profile))
+        except CannotRun as error:
+            can = registry.build("engine", config.engine).capabilities
+            raise CannotRun(formats.with_instead(error.problems, config, can), error.title) from error
         found.save(self.folder / PROFILE)
         return found
 

@@ -123,7 +123,7 @@ def test_a_loss_of_many_tokens_stays_in_range() -> None:
 )
 def test_where_it_is_refused(overrides: list[str], fixes: int | None) -> None:
     config = compose([*overrides, "model=unet", "precision.grad_scaler=true"])
-    found = [one for one in request(config, registry.build("engine", config.engine).capabilities, None)
-             if one.key == "precision.grad_scaler"]  # fmt: skip
+    can = registry.build("engine", config.engine).capabilities
+    found = [one for one in request(config, can, None) if one.key == "precision.grad_scaler"]
     assert [len(one.fixes) for one in found] == ([] if fixes is None else [fixes])
-    assert not notes(config)
+    assert not notes(config, can)

@@ -11,6 +11,7 @@ from harness.checks import engine_support, plan_fits, profile_match, request, st
 from harness.config import cluster_config, registry
 from harness.config import overrides as config_overrides
 from harness.core.memory_model import MemoryModel
+from harness.core.plan import Plan
 from harness.core.problem import CannotRun, NoPlan, Problem, ProblemError
 from harness.core.units import sizes
 from harness.planning import contents
@@ -106,8 +107,10 @@ class Judge:
         one, ground = line.candidate, self.grounds[line.candidate.micro_batch]
         scheme = self.by_settings[one.settings]
         memory = memory_model(scheme.config, scheme.engine, one.mesh, ground.profile)
-        keeps = scheme.recomputation in ("never", "except_last")
-        state, least = bounds.least_bytes(memory, ground.profile, one.mesh, keeps)
+        keeps, profile = scheme.recomputation in ("never", "except_last"), ground.profile
+        if keeps and one.mesh.pipeline == 1:  # else it takes a plan to know what the engine changes
+            profile = scheme.engine.layers(Plan.contiguous([len(profile.layers)], one.micro_batches), profile)
+        state, least = bounds.least_bytes(memory, profile, one.mesh, keeps)
         there = memory.available_bytes(ground.cluster.device.memory_bytes)
         needed, available = sizes(least, there)
         what = "weights, gradients and optimizer alone" if state > there else "the state and one micro-batch"

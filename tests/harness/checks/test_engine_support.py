@@ -15,6 +15,7 @@ from harness.core.cluster import Cluster, Device, Link
 from harness.core.plan import Mesh
 from harness.host import devices, machine
 from harness.host.machine import Machine
+from harness.interfaces import Capabilities
 from tests.problems import Row, keys, rows
 
 ROOT = Path(__file__).parents[3]
@@ -102,7 +103,14 @@ def test_a_refusal_comes_before_the_model_is_profiled_and_looks_like_none_of_a_c
 
 def test_float16_without_a_scaled_loss_is_noted() -> None:
     """That of precision.dtype=float16 is scaled, by the engines that take it."""
-    found = request.notes(compose(["model=mlp", "precision.autocast=float16"]))
-    assert rows(found) == [("precision.autocast", "float16", ["precision.autocast=bfloat16"])]
+    half, plain = ["model=mlp", "precision.autocast=float16"], Capabilities()
+    key, scaled, volta = "precision.autocast", "precision.grad_scaler=true", "cluster=summit"
+    for typed, can, fixes in (
+        ([], plain, [f"{key}=bfloat16"]),
+        ([], Capabilities(grad_scaler=True), [f"{key}=bfloat16", scaled]),
+        ([volta], Capabilities(grad_scaler=True), [scaled]),
+        ([volta], plain, ["precision=fp32"]),
+    ):
+        assert rows(request.notes(compose([*half, *typed]), can)) == [(key, "float16", fixes)]
     for typed in (["precision=mixed"], ["precision=fp16", "precision.autocast=float16", "engine=myelin"]):
-        assert not request.notes(compose(["model=mlp", *typed]))
+        assert not request.notes(compose(["model=mlp", *typed]), plain)

@@ -158,6 +158,11 @@ CASES = {
         "engine=deepspeed precision=fp16",
         "engine=deepspeed precision=bf16",
         "engine=deepspeed precision=fp64 engine.zero=1 mesh.data=2",
+        "engine=fsdp cluster=summit mesh.data=2 precision=mixed costs=analytic engine.mixed_precision=policy",
+        "engine=ddp cluster=summit mesh.data=2 precision=mixed costs=analytic",
+        "cluster=piz_daint mesh.pipeline=2 precision=bf16 costs=analytic",
+        "engine=deepspeed cluster=summit mesh.pipeline=1 mesh.data=2 engine.zero=1 precision=bf16 costs=analytic",
+        "mode=tune engine=ddp cluster=summit cluster.nodes=1 precision=mixed costs=analytic",
         "optimizer.name=lamb",
         "optimizer.lr=0",
         "optimizer.nesterov=true",
@@ -168,6 +173,8 @@ CASES = {
         "optimizer.beta1=1 optimizer.name=nadam",
         "engine=ddp mesh.data=2 optimizer.name=nadam optimizer.fused=true",
         "engine=fsdp mesh.data=2 optimizer.name=muon",
+        "engine=fsdp mesh.data=2 engine.mixed_precision=policy",
+        "engine=fsdp mesh.data=2 engine.mixed_precision=plicy precision=mixed",
         "engine=deepspeed engine.offload=true engine.zero=1 mesh.pipeline=2",
         "engine=myelin mesh.data=2 mesh.pipeline=2 batch.size=7 optimizer.name=lamb",
     ],
@@ -319,7 +326,8 @@ def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examine:
 
 
 def _profile(config: DictConfig) -> ModelProfile:
-    return {"gpt": GPT}.get(config.model.name, UNET).for_samples(mesh.micro_batch(config))
+    found, precision = {"gpt": GPT}.get(config.model.name, UNET), config.precision
+    return replace(found.for_samples(mesh.micro_batch(config)), dtype=precision.dtype, autocast=precision.autocast)
 
 
 def _prepare(overrides: Sequence[str]) -> None:

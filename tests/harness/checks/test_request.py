@@ -30,9 +30,10 @@ def config(**changes):
             "engine": {"name": "gpipe", "checkpoint": "never"},
             "model": {"name": "unet"},
             "planner": {"name": "balance"},
-            "cluster": {"name": "local", "device": "cpu", "slow_device": []},
+            "cluster": {"name": "local", "device": "cpu", "slow_device": [], "peak_tflops": {"bfloat16": None}},
             "precision": {
                 "dtype": "float32",
+                "autocast": None,
                 "channels_last": False,
                 "compile": False,
                 "grad_scaler": False,
@@ -405,6 +406,19 @@ def test_scaled_times_are_those_of_another_device():
     assert rows(found) == [("costs", "scaled", ["costs=measured"])] and found[0].hint == "profile=FILE"
     assert request.request(config(costs="scaled", profile="p.json"), PIPELINE, EIGHT) == []
     assert request.request(config(costs="scaled", cluster__name="flat", mode="plan"), PIPELINE, EIGHT) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_are_gathered_in_another_format_need_one(dtype):
+    key = "engine.mixed_precision"
+    chosen = {"engine__mixed_precision": "policy", "precision__dtype": dtype}
+    alone = [config(**chosen), config(**chosen, precision__autocast=dtype)]
+    for one in alone:
+        assert rows(request.request(one, PIPELINE, EIGHT)) == [(key, "policy", [f"{key}=autocast", "precision=mixed"])]
+    assert request.request(config(**chosen, precision__autocast="float16"), PIPELINE, EIGHT) == []
+    assert request.request(config(engine__mixed_precision="autocast"), PIPELINE, EIGHT) == []
+    volta = config(**chosen, cluster__peak_tflops={"float32": 16, "bfloat16": None})
+    assert rows(request.request(volta, PIPELINE, EIGHT)) == [(key, "policy", [f"{key}=autocast"])]
 
 
 def test_a_profile_alone_is_asked_for_with_a_batch_that_divides():

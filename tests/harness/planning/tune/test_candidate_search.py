@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,17 +14,19 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import DictConfig
 
 from harness.cli.compose import compose
 from harness.config import cluster_config
 from harness.config.cluster_config import ClusterConfig
 from harness.config.overrides import quoted
-from harness.core.model_profile import ModelProfile
+from harness.core.model_profile import ModelProfile, Product
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import CannotRun, Fix, NoPlan, Problem, apply
 from harness.core.record import RunRecord
 from harness.planning import profiles
 from harness.planning.draft import Draft, Layout
+from harness.planning.prepare import Ground
 from harness.planning.tune import infeasible, outcome
 from harness.planning.tune.candidate_search import Tuner
 from harness.planning.tune.candidates import Candidate
@@ -93,6 +96,22 @@ def test_each_candidate_is_planned_once(tmp_path: Path) -> None:
     overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=32"]
     found = Counting(compose(overrides), overrides, tmp_path, Progress()).search()
     assert len(planned) == len(set(planned)) >= len(found.simulated) >= len(found.kinds)
+
+
+def test_what_an_engine_does_not_keep_needs_no_memory(tmp_path: Path) -> None:
+    """Autocast's copies of weights are all that the profile has for the backward pass, and fsdp's policy keeps none."""
+
+    class Copied(Nets):
+        def ground(self, one: Candidate, ahead: Sequence[DictConfig]) -> Ground:
+            found, product = super().ground(one, ahead), Product("up", weight_bytes=10**6)
+            layers = [replace(layer, saved_bytes=10**6 // 2, products=(product,)) for layer in found.profile.layers]
+            return replace(found, profile=replace(found.profile, layers=tuple(layers), autocast="bfloat16"))
+
+    overrides = ["mode=tune", *FLAT, "engine=fsdp", "precision=mixed", "engine.mixed_precision=policy", "batch.size=32"]
+    tuner = Copied(compose(overrides), overrides, tmp_path, Progress())
+    simulated = {line.candidate: line.simulated_memory_bytes for line in tuner.search().simulated}
+    least = {one: tuner.with_state(Line(one)).closed_form_memory_bytes for one in simulated}
+    assert simulated and all((least[one] or 0) <= (size or 0) for one, size in simulated.items())
 
 
 def test_replicas_that_some_nodes_cannot_hold_are_not_planned(tmp_path: Path) -> None:

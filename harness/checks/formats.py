@@ -1,0 +1,52 @@
+"""The number formats in which a cluster's devices compute, and which one to take in the place of another.
+
+precision=mixed cluster=summit     a V100 has no bfloat16     -> float16 with scaled losses, or float32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from omegaconf import DictConfig
+
+from harness.core.problem import Fix, Problem
+from harness.interfaces import Capabilities
+
+PEAK = "cluster.peak_tflops."
+"""The keys of the devices' peaks: this and a format."""
+
+
+def computes(config: DictConfig, name: str) -> bool:
+    """Whether the cluster's devices compute in a format ("bfloat16"), as far as their peaks are known."""
+    peaks = config.cluster.peak_tflops
+    return bool(peaks.get(name)) or not any(peaks.values())
+
+
+def with_instead(problems: Sequence[Problem], config: DictConfig, can: Capabilities) -> list[Problem]:
+    """The problems, those that a peak is missing with the formats to take instead."""
+    precision = config.precision
+    key = f"{PEAK}{precision.autocast or precision.dtype}"
+    return [replace(one, fixes=(*one.fixes, *instead(config, can))) if one.key == key else one for one in problems]
+
+
+def instead(config: DictConfig, can: Capabilities) -> list[Fix]:
+    """Formats that devices and engine have, in the place of one that the devices lack: float16 with scaled losses in
+    the place of bfloat16, and float32."""
+    precision, fixes = config.precision, []
+    lacks = precision.autocast or precision.dtype
+    if computes(config, lacks):
+        return []  # no peak is known
+    if lacks == "bfloat16" and computes(config, "float16") and config.mode != "tune":
+        scaled: Fix = {"precision.autocast": "float16", "precision.grad_scaler": True}
+        if can.grad_scaler:
+            fixes.append(scaled if precision.autocast else {"precision": "mixed"} | scaled)
+        elif not precision.autocast and "float16" in can.dtypes:
+            fixes.append({"precision": "fp16"})
+    return [*fixes, float32(config)] if computes(config, "float32") else fixes
+
+
+def float32(config: DictConfig) -> Fix:
+    """All in float32, without what has an effect on mixed precision alone."""
+    mixing: Fix = {"engine.mixed_precision": "autocast"} if config.engine.get("mixed_precision") == "policy" else {}
+    return {"precision": "fp32"} | mixing

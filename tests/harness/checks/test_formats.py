@@ -1,0 +1,52 @@
+"""Which format to take where a cluster's devices lack one."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.checks import formats
+from harness.cli.compose import compose
+from harness.config import registry
+from harness.core.problem import Problem, typed
+
+
+def instead(*overrides: str) -> list[str]:
+    """The fixes of what is missing, and of nothing else."""
+    config = compose(["mode=plan", *overrides])
+    lacks = config.precision.autocast or config.precision.dtype
+    missing, other = Problem(formats.PEAK + lacks, None, "is needed"), Problem("batch.size", 3, "is wrong")
+    can = registry.build("engine", config.engine).capabilities
+    first, second = formats.with_instead([missing, other], config, can)
+    assert second == other
+    return list(map(typed, first.fixes))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fixes"),
+    [
+        ("engine=ddp precision=mixed", ["precision.autocast=float16 precision.grad_scaler=true", "precision=fp32"]),
+        ("engine=ddp precision=bf16",
+         ["precision=mixed precision.autocast=float16 precision.grad_scaler=true", "precision=fp32"]),
+        ("engine=myelin precision=bf16", ["precision=fp16", "precision=fp32"]),
+        ("engine=fsdp precision=mixed", ["precision=fp32"]),
+        ("engine=fsdp precision=mixed engine.mixed_precision=policy",
+         ["precision=fp32 engine.mixed_precision=autocast"]),
+        ("engine=ddp precision=mixed mode=tune", ["precision=fp32"]),
+        ("engine=ddp precision=mixed cluster.peak_tflops.float16=null", ["precision=fp32"]),
+        ("engine=ddp precision=fp64 cluster.peak_tflops.float64=null", ["precision=fp32"]),
+    ],
+)  # fmt: skip
+def test_formats_that_engine_and_devices_have(overrides: str, fixes: list[str]) -> None:
+    """In mode=tune several engines may be asked, not all of which scale losses."""
+    assert instead("cluster=summit", *overrides.split()) == fixes
+
+
+def test_none_where_no_peaks_are_known() -> None:
+    config = compose(["mode=plan", "cluster=flat", "costs=analytic"])
+    assert formats.instead(config, registry.build("engine", config.engine).capabilities) == []
+
+
+def test_bfloat16_is_for_devices_that_have_it() -> None:
+    assert formats.computes(compose(["cluster=dgx_h100"]), "bfloat16")
+    assert not formats.computes(compose(["cluster=summit"]), "bfloat16")
+    assert formats.computes(compose([]), "bfloat16"), "what this machine's devices have is not known"
