@@ -24,7 +24,16 @@ ByName = dict[str, float]
 FIGURES: dict[str, Any] = {
     **dict.fromkeys(("step_time_s", "throughput", "bubble_fraction", "period_s", "collective_s", "loss"), Number),
     **dict.fromkeys(("first_loss", "tokens_per_s", "data_wait_s", "model_flops_per_s", "percent_of_peak"), Number),
-    **dict.fromkeys(("hardware_flops_per_s", "hardware_percent_of_peak", "communication_s", "held_bytes"), Number),
+    **dict.fromkeys(
+        (
+            "hardware_flops_per_s",
+            "hardware_percent_of_peak",
+            "data_sheet_percent_of_peak",
+            "communication_s",
+            "held_bytes",
+        ),
+        Number,
+    ),
     **dict.fromkeys(
         ("one_device_s", "least_s", "least_of_any_s", "whole_s", "contiguous_s", "first_phase_s", "skipped_steps"),
         Number,

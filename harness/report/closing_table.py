@@ -255,4 +255,5 @@ _ALONE: dict[str, tuple[str, Callable[[float], str]]] = {
     "loss": ("loss, last step", number),
     "model_flops_per_s": ("model FLOP/s", flops),
     "percent_of_peak": ("  of the devices' peak", lambda value: percent(value / 100)),
+    "data_sheet_percent_of_peak": ("  of their data sheet's peak", lambda value: percent(value / 100)),
 }

@@ -19,7 +19,7 @@ from harness.core.op import Op
 from harness.core.problem import line
 from harness.core.serialization import encode
 from harness.core.trace import Trace
-from harness.host import devices
+from harness.host import data_sheets, devices
 from harness.planning import work
 from harness.planning.draft import Draft, Layout
 from harness.schedule.dependency_graph import DATA, split_part
@@ -39,9 +39,19 @@ def measured(result: dict[str, Any], draft: Draft, config: DictConfig, kind: dev
     }
     count = work.threads(config)
     done = work.per_second(draft, result["step_time_s"], count if kind == "cpu" else 1)
+    if kind == "cuda":
+        done["data_sheet_percent_of_peak"] = _of_data_sheet(draft, config, done["model_flops_per_s"])
     own = kind == "cpu" and draft.devices * count > devices.cores()  # its devices wait for one another
     slowed = None if own else result.get("slowed")
     return {**result, **done, "slowed": slowed, "threads": count, "predicted_over_measured": ratios}
+
+
+def _of_data_sheet(draft: Draft, config: DictConfig, flops_per_s: float | None) -> float | None:
+    """Return the share of the peak that NVIDIA names for these GPUs, in percent; None where that is not known."""
+    numbers = draft.profile.autocast or draft.profile.dtype
+    numbers = "tf32" if numbers == "float32" and config.precision.tf32 else numbers
+    peak = data_sheets.peak_flops(draft.cluster.device.name, numbers)
+    return 100 * flops_per_s / (peak * draft.devices) if flops_per_s and peak else None
 
 
 def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:

@@ -247,7 +247,9 @@ def test_a_simulated_number_is_not_taken_for_a_measured_one(tmp_path: Path) -> N
 
 
 def test_percent_of_peak_has_a_row_where_it_is_known() -> None:
-    assert ["of the devices' peak", "25 %"] in rows(record(metrics={**record().metrics, "percent_of_peak": 25.0}))
+    both = {"percent_of_peak": 25.0, "data_sheet_percent_of_peak": 20.0}
+    found = rows(record(metrics={**record().metrics, **both}))
+    assert ["of the devices' peak", "25 %"] in found and ["of their data sheet's peak", "20 %"] in found
 
 
 def test_the_hardware_has_a_row_where_something_is_recomputed() -> None:

@@ -37,7 +37,7 @@ def draft(**changes: Any) -> Draft:
 
 def config(threads: int | None = None) -> Any:
     made = OmegaConf.create({"engine": {"name": "x"}, "mode": "run", "jitter": 0.5, "seed": 3,
-                             "cluster": {"name": "flat"}, "profile": None})  # fmt: skip
+                             "cluster": {"name": "flat"}, "profile": None, "precision": {"tf32": False}})  # fmt: skip
     if threads is not None:
         made.engine.threads = threads
     return made
@@ -85,6 +85,20 @@ def test_the_peak_is_that_of_format_threads_and_devices(
 ) -> None:
     found = metrics.measured(RESULT, draft(**changes), config(threads), kind)["percent_of_peak"]
     assert found == (None if percent is None else pytest.approx(percent))
+
+
+@pytest.mark.parametrize(
+    ("autocast", "tf32", "tflops"), [(None, False, 67), (None, True, 494), ("bfloat16", True, 989)]
+)
+def test_the_share_of_the_peak_in_the_data_sheet(autocast: str | None, tf32: bool, tflops: float) -> None:
+    made = config()
+    made.precision.tf32 = tf32
+    there = replace(CLUSTER, device=replace(CLUSTER.device, name="NVIDIA H100 80GB HBM3"))
+    of_h100 = draft(cluster=there, profile=replace(PROFILE, autocast=autocast))
+    found = metrics.measured(RESULT, of_h100, made, "cuda")["data_sheet_percent_of_peak"]
+    assert found == pytest.approx(100 * 12e9 / (2e12 * tflops))
+    assert metrics.measured(RESULT, draft(), made, "cuda")["data_sheet_percent_of_peak"] is None
+    assert "data_sheet_percent_of_peak" not in metrics.measured(RESULT, of_h100, made, "cpu")
 
 
 def test_the_hardware_does_what_is_recomputed_too() -> None:
