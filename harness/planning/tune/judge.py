@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from harness.checks import engine_support, plan_fits, profile_match, request, stored_profile
 from harness.config import cluster_config, registry
 from harness.config import overrides as config_overrides
+from harness.config.plain_config import plain
 from harness.core.memory_model import MemoryModel
 from harness.core.plan import Plan
 from harness.core.problem import CannotRun, NoPlan, Problem, ProblemError
@@ -33,6 +34,7 @@ class Judge:
         self.config, self.overrides = config, overrides
         self.schemes = schemes.of(config, overrides)
         self.by_settings: dict[Settings, Scheme] = {one.settings: one for one in self.schemes}
+        self.planners = {one.settings: str(one.config.planner.name) for one in self.schemes}
         self.numbers = {settings: number for number, settings in enumerate(self.by_settings)}
         self.stored = stored_profile.stored(config.profile) if config.profile else None
         self.cluster = cluster_config.build(cluster_config.from_group(config.cluster))
@@ -52,11 +54,11 @@ class Judge:
         return self.by_settings[one.settings]
 
     def config_of(self, one: Candidate) -> DictConfig:
-        """The configuration of a run of a candidate: until the next one of its scheme is asked for, for copies take
-        long."""
+        """The configuration of a run of a candidate, to be read: until the next one of its scheme is asked for, for
+        copies take long."""
         own = self.working.get(one.settings)
         if own is None:
-            own = self.working[one.settings] = one.config(self.by_settings[one.settings].config)
+            own = self.working[one.settings] = plain(one.config(self.by_settings[one.settings].config))
         one.set_in(own)
         return own
 
@@ -72,7 +74,7 @@ class Judge:
         if one.settings in self.on_any_mesh:
             return self.on_any_mesh[one.settings]
         scheme, uneven = self.by_settings[one.settings], one.uneven()
-        own, planner = self.config_of(one), scheme.config.planner.name
+        own, planner = self.config_of(one), self.planners[one.settings]
         found = engine_support.early(own, scheme.engine, self.cluster)
         if one.mesh.tensor > 1 and not registry.splits_matmuls(planner):
             found.append(engine_support.no_split(one.mesh.tensor, own.engine.name))
@@ -138,7 +140,7 @@ class Judge:
             return line
         if placed := unplaced(one.mesh.data, one.mesh.pipeline * one.mesh.tensor, self.cluster):
             return replace(line, problems=tuple(placed))
-        split = str(self.by_settings[one.settings].config.planner.name), one.mesh.tensor, one.micro_batch
+        split = self.planners[one.settings], one.mesh.tensor, one.micro_batch
         if split in self.unsplit:
             return replace(line, problems=self.unsplit[split], no_plan=True)
         try:
