@@ -59,10 +59,10 @@ class Config:
     """Reduce-scatter the gradients of each micro-batch, as torch does by default. false reduce-scatters once for the
     whole batch and keeps full gradients until then: fewer bytes to send, more memory."""
     mixed_precision: str = "autocast"
-    """How layers compute in the format of precision.autocast (precision=mixed). autocast: torch.autocast casts weights
-    for matmuls and convolutions, once they are gathered. policy: FSDP2's MixedPrecisionPolicy casts them before, so
-    half of the bytes are gathered, and all of a layer computes in that format, norms too. Shards, sums of gradients,
-    optimizer state and running statistics stay in precision.dtype."""
+    """With precision=mixed, how layers compute in the format of precision.autocast. autocast: torch.autocast casts
+    weights for matmuls and convolutions, once they are gathered. policy: FSDP2's MixedPrecisionPolicy casts them
+    before, so half of the bytes are gathered, and all of a layer computes in that format, norms too. Shards, sums of
+    gradients, optimizer state and running statistics stay in precision.dtype."""
 
 
 def check(config: Config) -> list[Problem]:

@@ -56,13 +56,19 @@ def _cast_weights(norm: _NormBase, dtype: torch.dtype) -> None:
     norm.forward = with_cast_weights
 
 
+TWO_DTYPES = re.compile(
+    "scalar type|same d?type|mixed dtype|[Ff]ound dtype|[Dd]ata ?types?|BFloat16|Half|bfloat16|float16"
+)
+"""In the messages of torch's operations about dtypes."""
+
+
 @contextmanager
 def explained(policy: MixedPrecisionPolicy) -> Iterator[None]:
     """Raise ProblemError for an operation that takes no two dtypes: autocast casts for it, a policy does not."""
     try:
         yield
     except RuntimeError as error:
-        if not policy.param_dtype or not re.search(r"\bd?types?\b", str(error)):
+        if not policy.param_dtype or not TWO_DTYPES.search(str(error)):
             raise
         given = str(policy.param_dtype).removeprefix("torch.")
         message = f"gives layers {given}, and one computes with another dtype, too: {error}"

@@ -10,14 +10,14 @@ What it cannot do:
 
 * One stage on each device, no tensor parallelism inside a stage.
 * Times of messages are differences of two ranks' clocks: right on one machine.
-* On GPUs (untested) messages go by NCCL; those of transport=mpi pass through the host, unless MPI takes GPUs' memory.
+* On GPUs (untested) messages of transport=mpi pass through the host, unless MPI takes GPUs' memory.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from engines.myelin import config_warnings
 from harness.core import activation_checkpointing
@@ -27,7 +27,6 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Problem
 from harness.core.value_checks import one_of
-from harness.host import devices
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec
 from harness.launch import mpi
 from harness.schedule import Schedule
@@ -37,7 +36,7 @@ from harness.schedule.policy import RULES, RuleName
 from harness.schedule.tied_weight_ops import plan_ties
 from harness.schedule.transfers import plan_transfers
 
-AUTO, TRANSPORTS = "auto", ("mpi", "torch")
+TRANSPORTS = ("mpi", "torch")
 POLICIES = tuple(rule for rule in RULES if rule != "in_order")
 LARGEST = 2**40
 
@@ -50,6 +49,8 @@ class Config:
         "checkpoint_every": Searched(("never", "auto")),
         "order": Searched(ORDERS, "pipeline"),
     }
+
+    ON_GPUS: ClassVar[dict[str, Any]] = {"transport": "torch"}
 
     name: str = "myelin"
     """The engine."""
@@ -65,9 +66,8 @@ class Config:
     alternate. The first stage sends a micro-batch in after each backward task, the last one goes back at once."""
     pipeline_limit: int | None = None
     """The most micro-batches that are in the pipeline at once; null: the number of stages."""
-    transport: str = AUTO
-    """What sends messages between stages: mpi, torch (torch.distributed), or auto: torch where it can use GPUs of this
-    machine (NCCL), else mpi."""
+    transport: str = "mpi"
+    """What sends messages between stages: mpi, or torch (torch.distributed), the default on GPUs (NCCL)."""
     checkpoint_every: str = "never"
     """Layers between two activation checkpoints: never, a number, or auto (the paper's rule)."""
     offload: bool = False
@@ -85,7 +85,7 @@ class Config:
 
 def check(config: Config) -> list[Problem]:
     """Values that no run can have."""
-    known = {"order": ORDERS, "policy": POLICIES, "transport": (AUTO, *TRANSPORTS)}
+    known = {"order": ORDERS, "policy": POLICIES, "transport": TRANSPORTS}
     found = [one for key, values in known.items() for one in one_of(f"engine.{key}", getattr(config, key), values)]
     every = config.checkpoint_every
     if every not in ("never", "auto") and not (every.isdecimal() and 0 < int(every) < LARGEST):
@@ -114,8 +114,6 @@ STATE = {"float64": 8}
 
 class MyelinEngine(Engine):
     def __init__(self, config: Config) -> None:
-        if config.transport == AUTO:
-            config = replace(config, transport="torch" if devices.has_gpus() else "mpi")
         self.config = config
         self.capabilities = Capabilities(
             dtypes=DTYPES,

@@ -31,19 +31,23 @@ def with_instead(problems: Sequence[Problem], config: DictConfig, can: Capabilit
 
 
 def instead(config: DictConfig, can: Capabilities) -> list[Fix]:
-    """Formats that devices and engine have, in the place of one that the devices lack: float16 with scaled losses in
-    the place of bfloat16, and float32."""
+    """Formats that devices and engine have, in the place of one that the devices lack: float32, and in the place of
+    bfloat16 float16 with scaled losses, first where the devices are faster in it."""
     precision, fixes = config.precision, []
     lacks = precision.autocast or precision.dtype
     if computes(config, lacks):
         return []  # no peak is known
+    if computes(config, "float32"):
+        fixes.append(float32(config))
     if lacks == "bfloat16" and computes(config, "float16") and config.mode != "tune":
         scaled: Fix = {"precision.autocast": "float16", "precision.grad_scaler": True}
+        peaks = config.cluster.peak_tflops
+        place = 0 if peaks["float16"] > (peaks.get("float32") or 0.0) else len(fixes)
         if can.grad_scaler:
-            fixes.append(scaled if precision.autocast else {"precision": "mixed"} | scaled)
-        elif not precision.autocast and "float16" in can.dtypes:
-            fixes.append({"precision": "fp16"})
-    return [*fixes, float32(config)] if computes(config, "float32") else fixes
+            fixes.insert(place, scaled if precision.autocast else {"precision": "mixed"} | scaled)
+        elif "float16" in can.dtypes:
+            fixes.insert(place, {"precision": "fp16"})
+    return fixes
 
 
 def float32(config: DictConfig) -> Fix:

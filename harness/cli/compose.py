@@ -9,7 +9,7 @@ import functools
 import os
 import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from harness.config.overrides import (
     value_problem,
 )
 from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, bare_key, refuse
+from harness.host import devices
 
 TITLE_WIDTH = 100
 FURTHER = "REGATTA_CONFIG_DIR"
@@ -96,6 +97,7 @@ def _composed_and_checked(
         typed = {override.key_or_group for override in parsed.values}
         cluster_config.follow_keys(config.cluster, config.precision.tf32, typed)
         problems += follow(config)
+        _for_gpus(config, typed, expected)
         if config.batch.micro_batch_size is not None:
             with configuration.expecting(config, expected):
                 problems += micro_batches.follow(config, micro_batches.COUNT in typed)
@@ -107,6 +109,17 @@ def _composed_and_checked(
         further = configuration.request_problems(config, overrides, expected)
         problems += [problem for problem in further if problem.key not in reported]
     return config, problems
+
+
+def _for_gpus(config: DictConfig, typed: Set[str], expected: Expected | None) -> None:
+    """Set the keys of the engine that nobody has typed, and that are others by default on this machine's GPUs."""
+    keys = {key: value for key, value in registry.on_gpus(config.engine.name).items() if f"engine.{key}" not in typed}
+    if not keys or config.cluster.name != "local":
+        return
+    with configuration.expecting(config, expected):
+        kind = devices.detect(config.cluster.device).kind
+    for key, value in keys.items() if kind == "cuda" else ():
+        config.engine[key] = value
 
 
 def _improved(

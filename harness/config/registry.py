@@ -135,6 +135,11 @@ def planners(engine: str) -> tuple[str, ...]:
     return getattr(schemas().get(("engine", engine)), "PLANNERS", ())
 
 
+def on_gpus(engine: str) -> dict[str, Any]:
+    """Return the keys of an engine that are others by default where it trains on GPUs, with their values."""
+    return getattr(schemas().get(("engine", engine)), "ON_GPUS", {})
+
+
 def defaults(group: str, name: str) -> DictConfig:
     """Return the part of the configuration of a plug-in as it is by default."""
     found: DictConfig = OmegaConf.structured(schemas()[group, name])

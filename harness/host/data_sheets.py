@@ -20,9 +20,10 @@ CONF = Path(__file__).parents[2] / "conf" / "cluster"
 
 
 def peak_flops(gpu: str, numbers: str) -> float | None:
-    """Returns FLOP/s in a format ("bfloat16", "tf32"), without sparsity; None for a GPU or format that no file has."""
+    """Returns FLOP/s in a format ("bfloat16", "tf32"), without sparsity; None for a GPU or format that no file has, and
+    for float64, which has two: libraries may use tensor cores or not."""
     named = [cluster for pattern, cluster in CLUSTERS.items() if re.fullmatch(pattern, gpu)]
     if not named:
         return None
     peaks = yaml.safe_load((CONF / f"{named[0]}.yaml").read_text())["peak_tflops"]
-    return 1e12 * peaks[numbers] if numbers in peaks else None
+    return 1e12 * peaks[numbers] if numbers in peaks and numbers != "float64" else None

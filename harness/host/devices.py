@@ -50,11 +50,6 @@ def detect(wanted: str = "auto") -> DetectedDevices:
     return DetectedDevices("cpu", cpu_model(), cores(), available_memory_bytes())
 
 
-def has_gpus() -> bool:
-    """Returns whether torch can use GPUs of this machine."""
-    return detect("cuda").count > 0
-
-
 def torch_names(kind: Kind, count: int, per_node: int | None = None) -> tuple[str, ...]:
     """Returns the torch device of each of the devices 0..count-1, `per_node` on a node. All CPU devices are "cpu"."""
     return tuple("cpu" if kind == "cpu" else f"cuda:{index % (per_node or count)}" for index in range(count))

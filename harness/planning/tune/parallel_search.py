@@ -61,24 +61,24 @@ def examine(tuner: Tuner, blocks: Sequence[Block]) -> None:
     """Look at the blocks in as many processes as there are cores. What a process was at that is killed is looked at by
     this one.
 
-    Raises KeyboardInterrupt, once what was found until then is known, if the user ends the search.
+    Raises KeyboardInterrupt, once what was found until then is known, if the user ends the search, and the first error
+    of a process.
     """
     kinds = _Kinds(tuner, blocks)
     count = min(len(kinds.names), devices.cores())
     kinds.inherited.append(kinds)
     try:
         with ProcessPoolExecutor(count, multiprocessing.get_context("fork"), die_with, (os.getpid(),)) as pool:
-            running: list[Future[Examined]] = []
             try:
                 with blocked():  # a signal to all processes is for this one
-                    running += [pool.submit(_examined, number) for number in range(len(kinds.names))]
-                kinds.follow(running)
-            except KeyboardInterrupt:
-                kinds.end(running)
+                    kinds.running += [pool.submit(_examined, number) for number in range(len(kinds.names))]
+                kinds.follow()
+            except BaseException:
+                kinds.end()
                 raise
     finally:
         kinds.inherited.clear()
-    for number in kinds.take(running):
+    for number in kinds.take():
         for _ in tuner.looks(kinds.parts[number]):
             tuner.say()
 
@@ -99,6 +99,8 @@ class _Kinds:
             sizes[block.scheme.kind] += _candidates(tuner, block)
         self.tuner, self.names = tuner, [kind for kind, _ in sizes.most_common()]
         self.parts = [[block for block in blocks if block.scheme.kind == kind] for kind in self.names]
+        self.running: list[Future[Examined]] = []
+        self.others = multiprocessing.active_children()
         self.stops = multiprocessing.RawValue("b", 0)
         self.counts = multiprocessing.RawArray(c_long, 3 * len(self.names))
         self.best_s = multiprocessing.RawArray(c_double, [NEVER] * len(self.names))
@@ -117,33 +119,37 @@ class _Kinds:
         own.layouts.clear()
         return Examined(own.lines, own.planned, own.rows, own.best, own.simulations, own.fewest)
 
-    def follow(self, running: Sequence[Future[Examined]]) -> None:
-        """Show how far the processes are, until they have ended."""
-        while wait(running, POLL_S).not_done:
+    def follow(self) -> None:
+        """Show how far the processes are, until they have ended. Raises the first error of one."""
+        while (looked := wait(self.running, POLL_S)).not_done:
+            for one in looked.done:
+                if (error := one.exception()) and not isinstance(error, BrokenProcessPool):
+                    raise error
             listed, planned, simulated = (sum(self.counts[first::3]) for first in range(3))
             best_s = {kind: best for kind, best in zip(self.names, self.best_s, strict=True) if best < NEVER}
             self.tuner.show(listed, planned, simulated, best_s)
 
-    def end(self, running: Sequence[Future[Examined]]) -> None:
+    def end(self) -> None:
         """Have the processes end, and add to the search what they have found by then."""
         self.stops.value = 1
-        if wait(running, STOP_S).not_done:
-            for process in multiprocessing.active_children():
+        if wait(self.running, STOP_S).not_done:
+            for process in set(multiprocessing.active_children()) - {*self.others}:
                 process.kill()
-        self.take(running)
+        self.take(failing=False)
 
-    def take(self, running: Sequence[Future[Examined]]) -> list[int]:
+    def take(self, failing: bool = True) -> list[int]:
         """Add to the search what the processes have found. Returns the numbers of kinds whose processes were killed.
 
-        Raises the error of a process.
+        Raises the error of a process, if it is to be `failing`.
         """
         lost = []
-        for number, one in enumerate(running):
-            try:
-                found = one.result()
-            except BrokenProcessPool:
+        for number, one in enumerate(self.running):
+            if isinstance(one.exception(), BrokenProcessPool):
                 lost.append(number)
                 continue
+            if one.exception() and not failing:
+                continue
+            found = one.result()
             self.tuner.lines |= found.lines
             self.tuner.planned |= found.planned
             self.tuner.rows += found.rows

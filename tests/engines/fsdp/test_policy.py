@@ -234,10 +234,15 @@ def test_a_layer_that_computes_in_another_dtype_is_refused_with_a_fix() -> None:
     assert trained(replace(case, engine=build(Config())), 1).losses, "the fix works"
 
 
-def test_another_error_of_a_layer_stays_as_it_is() -> None:
-    net = Network("wrong", lambda: [nn.Linear(5, 4)], lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 4),
-                  networks._squares)  # fmt: skip
-    with pytest.raises(RuntimeError, match="shapes"):
+class Unknown(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("unknown token type 7")
+
+
+@pytest.mark.parametrize(("layer", "text"), [(nn.Linear(5, 4), "shapes"), (Unknown(4, 4), "unknown token type 7")])
+def test_another_error_of_a_layer_stays_as_it_is(layer: nn.Module, text: str) -> None:
+    net = Network("wrong", lambda: [layer], lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 4), networks._squares)
+    with pytest.raises(RuntimeError, match=text):
         trained(mixed(net), 1)
 
 

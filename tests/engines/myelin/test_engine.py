@@ -14,7 +14,6 @@ from harness.core.memory_model import MemoryModel, named
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Mesh, Plan, Stage
 from harness.core.problem import Problem
-from harness.host import devices
 from harness.interfaces import OptimizerSpec, Session
 from harness.schedule.builders.myelin import split_into_chunks
 from harness.schedule.validate import validation_errors
@@ -24,14 +23,6 @@ from tests.problems import Row, fixes, row, rows
 from tests.support.sessions import run_session
 
 FLAT = Cluster(devices_per_node=8)
-
-
-@pytest.mark.parametrize(("gpus", "transport"), [(True, "torch"), (False, "mpi")])
-def test_messages_of_gpus_go_by_nccl(gpus: bool, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "has_gpus", lambda: gpus)
-    engine = build(Config())
-    assert engine.config.transport == transport and engine.capabilities.mpi is not gpus
-    assert build(Config(transport="mpi")).capabilities.mpi
 
 
 def test_a_world_of_mpi_only_where_it_is_the_transport() -> None:

@@ -18,6 +18,7 @@ from harness.config import registry
 from harness.config.overrides import ALL_KEYS, closest_key, described, leaves, quoted
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun, Problem, advice, apply
+from harness.host import devices
 from tests.problems import keys, rows
 from tests.tiers import later
 
@@ -385,6 +386,25 @@ def test_what_is_no_list_is_one_problem(typed: str) -> None:
 def test_a_number_that_no_run_has_is_refused_at_once(key: str, number: int, engine: str) -> None:
     """Whatever the checks compute with it."""
     assert key in keys(problems(f"engine={engine}", f"{key}={number}", "mode=plan", "cluster=p40x8"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "transport"),
+    [
+        ([], "torch"),
+        (["engine.transport=mpi"], "mpi"),
+        (["cluster.device=cpu"], "mpi"),
+        (["mode=simulate", "cluster=summit"], "mpi"),
+    ],
+    ids=" ".join,
+)
+def test_keys_of_an_engine_on_gpus(typed: list[str], transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages between GPUs of this machine go by NCCL, unless the user says otherwise; the record says by what."""
+    monkeypatch.setattr(devices, "torch_has_cuda", lambda: True)
+    monkeypatch.setattr(devices, "_gpus", lambda: [devices._Gpu("a GPU", 80)] * 2)
+    assert compose(["engine=myelin", *typed]).engine.transport == transport
+    monkeypatch.setattr(devices, "_gpus", lambda: [])
+    assert compose(["engine=myelin"]).engine.transport == "mpi"
 
 
 def test_types_in_words() -> None:

@@ -9,6 +9,7 @@ from harness.host import data_sheets
     ("gpu", "numbers", "tflops"),
     [
         ("NVIDIA H200", "bfloat16", 989),
+        ("NVIDIA H200", "float64", None),
         ("NVIDIA H100 80GB HBM3", "tf32", 494),
         ("NVIDIA A100-SXM4-40GB", "float32", 19.5),
         ("NVIDIA A100-SXM4-80GB", "float16", 312),

@@ -21,16 +21,15 @@ from harness.config import cluster_config
 from harness.config.cluster_config import ClusterConfig
 from harness.config.overrides import quoted
 from harness.core.model_profile import ModelProfile, Product
-from harness.core.plan import Mesh, Plan
-from harness.core.problem import CannotRun, Fix, NoPlan, Problem, apply
+from harness.core.plan import Plan
+from harness.core.problem import CannotRun, Problem, apply
 from harness.core.record import RunRecord
 from harness.planning import profiles
 from harness.planning.draft import Draft, Layout
 from harness.planning.prepare import Ground
-from harness.planning.tune import infeasible, outcome
+from harness.planning.tune import outcome
 from harness.planning.tune.candidate_search import Tuner
 from harness.planning.tune.candidates import Candidate
-from harness.planning.tune.judge import Judge
 from harness.planning.tune.result import TITLES, Line
 from harness.report.progress import Progress
 from harness.run import runner
@@ -316,34 +315,6 @@ def test_what_is_not_possible_has_a_fix_that_is(typed: str, key: str, fixes: lis
         if "micro_batches=" in typed:
             given = int((changed if "micro_batches=" in changed else typed).rpartition("micro_batches=")[2])
             assert {line.candidate.micro_batches for line in found.lines} == {given}
-
-
-def test_a_planner_is_asked_for_the_fixes_of_the_closest_candidate_alone() -> None:
-    asked = []
-
-    class Without(Judge):
-        overrides = ()
-
-        def __init__(self) -> None: ...
-
-        def layout(self, one: Candidate, compares: bool = False) -> Layout:
-            shards = one.mesh.tensor
-
-            def find() -> list[Fix]:
-                asked.append(shards)
-                return [{"mesh.tensor": shards // 2}]
-
-            raise NoPlan(Problem("mesh.tensor", shards, "cannot split it"), find)
-
-    def without_plan(shards: int) -> Line:
-        problem = Problem("mesh.tensor", shards, "cannot split it")
-        return Line(Candidate(1, Mesh(tensor=shards), 8), (problem,), no_plan=True)
-
-    tuner: Any = Without()
-    assert rows(infeasible.impossible(tuner, [without_plan(4), without_plan(2)])) == [
-        ("mesh.tensor", 2, ["mesh.tensor=1"]),
-    ]
-    assert asked == [2]
 
 
 @pytest.mark.usefixtures("computation")
