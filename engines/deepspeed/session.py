@@ -77,7 +77,7 @@ class DeepSpeedSession(DistributedSession):
         return self.state.own()
 
     @property
-    def split_over_replicas(self) -> bool:  # type: ignore[override]
+    def split_over_replicas(self) -> bool:
         return bool(self.state.flat)
 
     def shard(self, name: str, own: Tensor) -> Any:

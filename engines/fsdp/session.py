@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 class FSDPSession(DistributedSession):
-    split_over_replicas = True
-
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config) -> None:
         super().__init__(model, plan, spec)
         self.config = config
@@ -100,6 +98,10 @@ class FSDPSession(DistributedSession):
                 self.add_span(over_replicas(0, "reduce_scatter", 0, i), last_s, end_s)
 
         self.record_later(add)
+
+    @property
+    def split_over_replicas(self) -> bool:
+        return True
 
     def gradient_norms(self) -> dict[str, float]:
         """Return the norms of this rank's shards of the gradients."""

@@ -15,11 +15,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from harness.config import data_sheets
 from harness.core.op import Op
 from harness.core.problem import line
 from harness.core.serialization import encode
 from harness.core.trace import Trace
-from harness.host import data_sheets, devices
+from harness.host import devices
 from harness.planning import work
 from harness.planning.draft import Draft, Layout
 from harness.schedule.dependency_graph import DATA, split_part

@@ -83,8 +83,6 @@ class DistributedSession(BaseSession):
 
     finds_unused = False
     """Whether it sums the gradients of all replicas though each may have some of other weights."""
-    split_over_replicas = False
-    """Whether each replica has other shards of weights and optimizer state."""
 
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
         super().__init__(model, plan, spec)
@@ -328,6 +326,11 @@ class DistributedSession(BaseSession):
             n: {key: self.shard(n, own) for key, own in kept.items()} for n, kept in tensors["optimizer"].items()
         }
         return {"model": model, "optimizer": moments}
+
+    @property
+    def split_over_replicas(self) -> bool:
+        """Whether each replica has other shards of weights and optimizer state."""
+        return False
 
     def shard(self, name: str, own: Tensor) -> Any:
         """Return this rank's weight of this name, or a moment of it, as torch.distributed.checkpoint takes it. By

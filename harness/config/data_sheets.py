@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import yaml
+
+from harness.config import registry
 
 CLUSTERS = {
     r"NVIDIA A100-SXM4-[48]0GB": "dgx_a100_80",
@@ -16,7 +17,7 @@ CLUSTERS = {
     r"Tesla V100-SXM2-(16|32)GB": "summit",
 }
 """What NVML calls a GPU, and a cluster of such GPUs."""
-CONF = Path(__file__).parents[2] / "conf" / "cluster"
+FILES = registry.ROOT / "conf" / "cluster"
 
 
 def peak_flops(gpu: str, numbers: str) -> float | None:
@@ -25,5 +26,5 @@ def peak_flops(gpu: str, numbers: str) -> float | None:
     named = [cluster for pattern, cluster in CLUSTERS.items() if re.fullmatch(pattern, gpu)]
     if not named:
         return None
-    peaks = yaml.safe_load((CONF / f"{named[0]}.yaml").read_text())["peak_tflops"]
+    peaks = yaml.safe_load((FILES / f"{named[0]}.yaml").read_text())["peak_tflops"]
     return 1e12 * peaks[numbers] if numbers in peaks and numbers != "float64" else None

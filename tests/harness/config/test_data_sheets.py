@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.host import data_sheets
+from harness.config import data_sheets
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ def test_peaks(gpu: str, numbers: str, tflops: float | None) -> None:
 
 
 def test_each_gpu_has_a_cluster() -> None:
-    assert all((data_sheets.CONF / f"{cluster}.yaml").is_file() for cluster in data_sheets.CLUSTERS.values())
+    assert all((data_sheets.FILES / f"{cluster}.yaml").is_file() for cluster in data_sheets.CLUSTERS.values())
