@@ -1,4 +1,4 @@
-"""Predicted and published training speeds of GPUs: `python -m analysis.gpu_cases`.
+"""Predicted and published training speeds of GPUs, of GPTs and of convolutional nets: `python -m analysis.gpu_cases`.
 
     publication  GPU      cases           n   error: median  worst   predicted / measured
     llm-foundry  h100     fitted to      36           3.1 %  11 %                    1.00
@@ -21,13 +21,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.gpu_cases import cases, fit, predict
+from analysis.gpu_cases import cases, fit, fit_images, image_cases, predict, predict_images
 from analysis.gpu_cases.cases import Case
+from analysis.gpu_cases.image_cases import ImageCase
 from harness.core.units import percent, ratio, seconds
 
 WIDTH = 120
 """Columns of a table in a file."""
-Found = Sequence[tuple[Case, float]]
+Found = Sequence[tuple[Case | ImageCase, float]]
 """Cases and their predicted / measured step time."""
 
 
@@ -39,15 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     if chosen.fit:
-        for gpu, clusters in fit.GPUS.items():
-            keys = " ".join(f"cluster.{key}={value:.4g}" for key, value in fit.fit(gpu).items())
-            console.print(f"{gpu} ({', '.join(clusters)}): {keys}", soft_wrap=True)
+        for of, models in ((fit, "GPTs"), (fit_images, "convolutional nets")):
+            for gpu, clusters in of.GPUS.items():
+                keys = " ".join(f"cluster.{key}={value:.4g}" for key, value in of.fit(gpu).items())
+                console.print(f"{gpu} ({', '.join(clusters)}), {models}: {keys}", soft_wrap=True)
         return
-    found = [(case, predict.step_s(case) / case.step_s) for case in cases.load()]
+    gpts = [(case, predict.step_s(case) / case.step_s) for case in cases.load()]
+    nets = [(case, predict_images.step_s(case) / case.step_s) for case in image_cases.load()]
+    found = [*gpts, *nets]
     console.print(summary(found))
     if chosen.all:
         console.print(listed(found))
-    for line in orders(found):
+    for line in orders(gpts):
         console.print(Text(line), soft_wrap=True)
 
 
@@ -60,7 +64,7 @@ def summary(found: Found) -> Table:
     """Returns the errors of each publication and GPU, of the cases that were fitted to and of those that were not."""
     groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for case, of in found:
-        groups[case.publication, case.gpu, "fitted to" if fit.is_fitted(case) else "held back"].append(of)
+        groups[case.publication, case.gpu, "fitted to" if case.is_fitted else "held back"].append(of)
     table = _table("publication", "GPU", "cases", ">n", ">error: median", ">worst", ">predicted / measured")
     for key, ratios in sorted(groups.items()):
         off = sorted(map(error, ratios))
@@ -73,12 +77,12 @@ def listed(found: Found) -> Table:
     """Returns a row for each case, the worst first."""
     table = _table("case", "", ">measured", ">predicted", ">predicted / measured")
     for case, of in sorted(found, key=lambda one: -error(one[1])):
-        fitted = "fitted to" if fit.is_fitted(case) else "held back"
+        fitted = "fitted to" if case.is_fitted else "held back"
         table.add_row(case.name, fitted, seconds(case.step_s), seconds(of * case.step_s), ratio(of, 1.0))
     return table
 
 
-def orders(found: Found) -> Iterator[str]:
+def orders(found: Sequence[tuple[Case, float]]) -> Iterator[str]:
     """Yields the orders of the speeds of schemes that train one model, on growing numbers of GPUs."""
     models: dict[str, dict[str, list[tuple[Case, float]]]] = defaultdict(lambda: defaultdict(list))
     for case, of in found:

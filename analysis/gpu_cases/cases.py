@@ -52,6 +52,11 @@ class Case:
         return hashlib.sha256(self.name.encode()).digest()[0] % 2 == 1
 
     @property
+    def is_fitted(self) -> bool:
+        """Whether numbers are fitted to it."""
+        return self.publication == "llm-foundry" and not self.held_back
+
+    @property
     def compared(self) -> tuple[str, str] | None:
         """The model and the scheme, where the publication compares schemes."""
         *_, model, scheme = self.name.split()

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from scipy.optimize import minimize
 
 from analysis.gpu_cases import cases, predict
-from analysis.gpu_cases.cases import Case
 
 GPUS = {"A100": ("a100_40", "a100_80"), "H100": ("h100",)}
 PORTS_GB_S = {"A100": 200.0, "H100": 400.0}
@@ -24,14 +23,9 @@ START = (0.75, 0.35, 0.35, 0.6, 0.6)
 EVALUATIONS = 200
 
 
-def is_fitted(case: Case) -> bool:
-    """Whether numbers are fitted to a case."""
-    return case.publication == "llm-foundry" and not case.held_back
-
-
 def fit(gpu: str) -> dict[str, float]:
     """Returns the keys of the cluster, by the least mean error."""
-    found = [case for case in cases.load() if case.gpu in GPUS[gpu] and is_fitted(case)]
+    found = [case for case in cases.load() if case.gpu in GPUS[gpu] and case.is_fitted]
 
     def error(shares: Sequence[float]) -> float:
         if not all(0.05 <= share <= 1 for share in shares):

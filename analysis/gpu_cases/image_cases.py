@@ -6,8 +6,8 @@ nvidia-pytorch     ResNet-50 v1.5, one GPU and eight with DDP, on V100 (16 GB) a
 nvidia-mxnet       the same in MXNet with Horovod, 20.12: MxNet/Classification/RN50v1.5/README.md at 134510b4
 nvidia-tensorflow  the same in TensorFlow with XLA, 20.06, A100 with 40 GB: TensorFlow/Classification/ConvNets/
                    resnet50v1.5/README.md at 1d4211fe
-mxnet              Inception-v3 and ResNet-50, batches of 1 to 128, one V100 (p3.2xlarge): apache/mxnet, docs/faq/perf.md
-                   at 054aeee5, "Training results", MXNet 1.2
+mxnet              Inception-v3 and ResNet-50, batches of 1 to 128, one V100 (p3.2xlarge), MXNet 1.2: apache/mxnet,
+                   docs/faq/perf.md at 054aeee5, "Training results"
 tensorflow         Inception-v3, ResNet-50 and ResNet-152, one P100 of a DGX-1, synthetic data, May 2017:
                    tensorflow/tensorflow, docs_src/performance/benchmarks.md at 5984ffef. Its VGG16 and AlexNet are no
                    models here, and with several GPUs it has parameter servers

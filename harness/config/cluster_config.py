@@ -60,6 +60,12 @@ class EffectiveConfig:
     """Effective value of cluster.attention_efficiency."""
     elementwise_efficiency: float | None = None
     """Effective value of cluster.elementwise_efficiency."""
+    image_efficiency: float | None = None
+    """Effective value of cluster.image_efficiency."""
+    float32_efficiency: float | None = None
+    """Effective value of cluster.float32_efficiency."""
+    tf32_efficiency: float | None = None
+    """Effective value of cluster.tf32_efficiency."""
     overlap: float | None = None
     """Effective value of cluster.overlap."""
     bandwidth_gb_s: float | None = None
@@ -112,6 +118,14 @@ class ClusterConfig:
     """Fraction of the peak FLOP/s that attention reaches, a causal one counted whole; null: efficiency."""
     elementwise_efficiency: float | None = None
     """Fraction of the memory bandwidth that kernels without matmuls reach; null: efficiency."""
+    image_efficiency: float | None = None
+    """The same in convolutional nets, whose batch norms and activations have large tensors; null:
+    elementwise_efficiency."""
+    float32_efficiency: float | None = None
+    """Fraction of the peak FLOP/s that matmuls and convolutions reach in float32 without tensor cores; null: what they
+    reach in other formats."""
+    tf32_efficiency: float | None = None
+    """The same with precision.tf32=true; null: what they reach in other formats."""
     overlap: float = 1.0
     """Fraction of a collective's time that is hidden where it runs while a device computes: kernels of both compete for
     the device's cores and memory. 1: all of it."""
@@ -199,12 +213,15 @@ def is_local(config: ClusterConfig) -> bool:
 
 
 def follow_keys(config: DictConfig, tf32: bool, typed: Collection[str]) -> None:
-    """Let a key that the user typed replace the effective value, too, and with `tf32` its peak be that of float32.
+    """Let a key that the user typed replace the effective value, too, and with `tf32` its peak, and the share that is
+    reached, be those of float32.
 
     `config` is the composed group `cluster`, `typed` the full names of the keys that were typed.
     """
     if tf32 and config.peak_tflops.tf32 is not None and "cluster.peak_tflops.float32" not in typed:
         config.peak_tflops.float32 = "${cluster.peak_tflops.tf32}"
+        config.float32_efficiency = "${cluster.tf32_efficiency}"
+        config.effective.float32_efficiency = "${cluster.effective.tf32_efficiency}"
     for key in EFFECTIVE_KEYS:
         given = f"cluster.{key}" in typed and f"cluster.effective.{key}" not in typed
         if given and config.effective[key] is not None:

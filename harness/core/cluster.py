@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from harness.core.serialization import Document
 
 Duplex = Literal["half", "full"]
-CLASSES = ("matmul", "convolution", "attention", "elementwise")
+CLASSES = ("matmul", "convolution", "attention", "elementwise", "image", "float32")
 """Of kernels: those of a class reach the same share of a device's peak."""
 SEND = "send"
 """The name of a message among the calls of a machine's processes."""
@@ -22,9 +22,11 @@ class Device:
     """One accelerator or CPU device. `peak_flops` is FLOP/s for each dtype, `memory_bandwidth` bytes/s.
 
     `efficiency` is the share of both peaks that a large kernel reaches, `efficiencies` that of the kernels of a class
-    ("matmul", "convolution", "attention": of the FLOP/s; "elementwise": of the bandwidth), where it is known. These are
-    calibrated. Each kernel costs `kernel_s` more, so that small ones reach less. `wave_elements` of a matmul's output
-    are computed at once (0: not known): on average a matmul computes half of them too many.
+    ("matmul", "convolution", "attention": of the FLOP/s; "elementwise": of the bandwidth), where it is known.
+    "image" is the share of elementwise kernels in convolutional nets (else that of all), "float32" that of matmuls and
+    convolutions in float32 (else that of each class). These are calibrated. Each kernel costs `kernel_s` more, so that
+    small ones reach less. `wave_elements` of a matmul's output are computed at once (0: not known): on average a matmul
+    computes half of them too many.
     """
 
     name: str = "device"
@@ -38,6 +40,8 @@ class Device:
 
     def efficiency_of(self, kernels: str) -> float:
         """Returns the share of the peak that large kernels of a class reach."""
+        if kernels == "image" and kernels not in self.efficiencies:
+            return self.efficiency_of("elementwise")
         return self.efficiencies.get(kernels, self.efficiency)
 
     def is_calibrated(self, kernels: str) -> bool:

@@ -25,7 +25,7 @@ split.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from harness.core.cluster import CLASSES, Cluster, Device
@@ -125,7 +125,8 @@ def analytic(profile: ModelProfile, device: Device) -> ModelProfile:
     problems = _without_work(profile) + _without_peaks(profile, device)
     refuse(problems, f"costs=analytic on {device.name}")
     source = f"analytic on {device.name} from counted work: {_numbers(profile, device)}"
-    forward_s = [_forward_s(layer, depth(layer.products), profile, device) for layer in profile.layers]
+    price = _pricing(profile, device)
+    forward_s = [price(layer, depth(layer.products)) for layer in profile.layers]
     return replace(_timed(profile, forward_s), source=source, times="analytic", device=device)
 
 
@@ -139,11 +140,12 @@ def scaled(profile: ModelProfile, origin: Device, target: Device) -> ModelProfil
     problems = _without_origin(profile, origin) + _without_peaks(profile, target)
     refuse(problems, f"costs=scaled to {target.name}")
     layers = []
+    priced, priced_there = _pricing(profile, target), _pricing(profile, origin)
     for layer in profile.layers:
         ratio = origin.memory_bandwidth / target.memory_bandwidth
         if _has_work(layer):
             terms = depth(layer.products)
-            ratio = _forward_s(layer, terms, profile, target) / _forward_s(layer, terms, profile, origin)
+            ratio = priced(layer, terms) / priced_there(layer, terms)
         layers.append(replace(layer, forward_s=layer.forward_s * ratio, backward_s=layer.backward_s * ratio))
     source = f"scaled from {origin.name} to {target.name}: {profile.source}"
     return replace(profile, layers=tuple(layers), source=source, times="scaled", device=target)
@@ -157,7 +159,8 @@ def price_shares(shares: ModelProfile, depths: Sequence[float]) -> ModelProfile:
     device = shares.device
     if not device or not device.wave_elements or shares.times != "analytic":
         return shares
-    return _timed(shares, [_forward_s(*of, shares, device) for of in zip(shares.layers, depths, strict=True)])
+    price = _pricing(shares, device)
+    return _timed(shares, [price(*of) for of in zip(shares.layers, depths, strict=True)])
 
 
 def depth(products: Sequence[Product]) -> int:
@@ -170,8 +173,9 @@ def are_bounds(profile: ModelProfile, cluster: Cluster) -> bool:
     upper bounds. The peaks of this machine are measured."""
     if profile.times != "analytic" or cluster.name == "local":
         return False
-    used = {_kernels(product) for layer in profile.layers for product in layer.products}
-    return not all(map(cluster.device.is_calibrated, used | {"elementwise"}))
+    device = cluster.device
+    used = {_priced_as(_kernels(product), profile, device) for layer in profile.layers for product in layer.products}
+    return not all(map(device.is_calibrated, used | {"elementwise"}))
 
 
 def has_times(profile: ModelProfile) -> bool:
@@ -187,18 +191,23 @@ def _timed(profile: ModelProfile, forward_s: Sequence[float]) -> ModelProfile:
     return replace(profile, layers=tuple(layers))
 
 
-def _forward_s(layer: LayerProfile, deep: float, profile: ModelProfile, device: Device) -> float:
-    """Adds half a wave for each matmul: `wave_elements` / 2 elements, two FLOPs for each of its depth."""
-    if not _has_work(layer):
-        return 0.0
-    matmul = device.efficiency_of("matmul")
-    compute_s = device.wave_elements * deep / matmul
-    for kernels, flops in _flops(layer, profile.micro_batch).items():
-        compute_s += flops / device.efficiency_of(kernels)
-    compute_s /= _peak(profile, device)
-    bandwidth = device.memory_bandwidth * device.efficiency_of("elementwise")
-    bytes_s = (layer.bytes_moved - layer.elementwise_bytes) / bandwidth
-    return layer.kernels * device.kernel_s + max(compute_s, bytes_s) + layer.elementwise_bytes / bandwidth
+def _pricing(profile: ModelProfile, device: Device) -> Callable[[LayerProfile, float], float]:
+    """Returns a function of a layer and its depth (`depth`): the seconds of its forward pass."""
+    bandwidth = device.memory_bandwidth * device.efficiency_of(_elementwise(profile))
+    peak = _peak(profile, device)
+    share = {name: device.efficiency_of(_priced_as(name, profile, device)) for name in CLASSES}
+
+    def forward_s(layer: LayerProfile, deep: float) -> float:
+        """Adds half a wave for each matmul: `wave_elements` / 2 elements, two FLOPs for each of its depth."""
+        if not _has_work(layer):
+            return 0.0
+        compute_s = device.wave_elements * deep / share["matmul"]
+        for kernels, flops in _flops(layer, profile.micro_batch).items():
+            compute_s += flops / share[kernels]
+        bytes_s = (layer.bytes_moved - layer.elementwise_bytes) / bandwidth
+        return layer.kernels * device.kernel_s + max(compute_s / peak, bytes_s) + layer.elementwise_bytes / bandwidth
+
+    return forward_s
 
 
 def _flops(layer: LayerProfile, samples: int) -> dict[str, float]:
@@ -217,6 +226,21 @@ def _kernels(product: Product) -> str:
     """The class of a product's kernels. A convolution reads `in_` input channels x kernel for each group."""
     one_pixel = product.kind == "conv" and product.image and product.in_ * product.heads == product.image[0]
     return "matmul" if one_pixel else KERNELS.get(product.kind, "matmul")
+
+
+def _priced_as(kernels: str, profile: ModelProfile, device: Device) -> str:
+    """The class whose share of the peak counts for a class of matmuls: in float32 they may have one of its own."""
+    own = _format(profile) == "float32" and kernels != "attention" and "float32" in device.efficiencies
+    return "float32" if own else kernels
+
+
+def _elementwise(profile: ModelProfile) -> str:
+    """The class of a model's elementwise kernels: images, where convolutions are at least half of its FLOPs."""
+    flops: dict[bool, float] = {True: 0.0, False: 0.0}
+    for layer in profile.layers:
+        for product in layer.products:
+            flops[product.kind == "conv"] += product.flops(profile.micro_batch)
+    return "image" if flops[True] and flops[True] >= flops[False] else "elementwise"
 
 
 def _has_work(layer: LayerProfile) -> bool:
@@ -244,7 +268,8 @@ def _numbers(profile: ModelProfile, device: Device) -> str:
 def _efficiency(device: Device) -> str:
     if not device.efficiencies:
         return f"{device.efficiency:g}"
-    return ", ".join(f"{device.efficiency_of(name):g} ({name})" for name in CLASSES)
+    named = [name for name in CLASSES if name in device.efficiencies or name not in ("image", "float32")]
+    return ", ".join(f"{device.efficiency_of(name):g} ({name})" for name in named)
 
 
 def _without_work(profile: ModelProfile) -> list[Problem]:

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from analysis.gpu_cases import __main__, cases, fit, predict
+from analysis.gpu_cases import __main__, cases, fit, image_cases, predict
 from analysis.gpu_cases.__main__ import error
 from harness.cli.compose import compose
 from harness.config import cluster_config
@@ -76,6 +76,7 @@ def test_the_numbers_of_the_clusters_are_those_of_the_fit() -> None:
 def test_the_command_has_errors_and_orders(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict, "step_s", lambda case: case.step_s * (1.5 if case.name.endswith("ZeRO-3") else 1.1))
     monkeypatch.setattr(cases, "load", lambda: [case for case in CASES if case.compared])
+    monkeypatch.setattr(image_cases, "load", lambda: [])
     __main__.main(["--all"])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "megatron a100_80 held back 12 30 % 50 % 1.30" in lines

@@ -19,7 +19,7 @@ PRESETS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml") if path
 
 
 def test_the_described_clusters():
-    gpus = ["dgx_a100_40", "dgx_a100_80", "dgx_h100"]
+    gpus = ["dgx1_p100", "dgx1_v100", "dgx_a100_40", "dgx_a100_80", "dgx_h100"]
     papers = ["flat", "gcp_a100", "h200", "madpipe", "p40x8", "piz_daint", "summit"]
     assert gpus + papers == PRESETS
 
@@ -52,6 +52,8 @@ def test_every_number_has_a_comment(name):
         ("gcp_a100", 2, 16, 40, "bfloat16", 312, 1555, 300, 12.5, 31.5),
         ("h200", 1, 1, 139 * 2**30 / 1e9, "bfloat16", 989, 4800, 450, 450, 63),
         ("madpipe", 1, 8, 16, "float32", 7, 600, 12, 12, 12),
+        ("dgx1_p100", 1, 8, 16280 * 2**20 / 1e9, "float32", 10.6, 732, 72, 50, 15.75),
+        ("dgx1_v100", 1, 8, 16160 * 2**20 / 1e9, "float16", 125, 900, 120, 50, 15.75),
         ("dgx_a100_40", 1, 8, 40536 * 2**20 / 1e9, "bfloat16", 312, 1555, 240, 200, 31.5),
         ("dgx_a100_80", 1, 8, 80 * 2**30 / 1e9, "bfloat16", 312, 2039, 240, 200, 31.5),
         ("dgx_h100", 1, 8, 81559 * 2**20 / 1e9, "bfloat16", 989, 3350, 370.8, 400, 63),
@@ -115,6 +117,14 @@ def test_with_tf32_the_peak_of_float32_is_that_of_tf32(name):
     assert without.peak_flops["float32"] < 70e12 and "tf32" not in without.peak_flops
     typed = composed(f"cluster={name}", "precision.tf32=true", "cluster.peak_tflops.float32=20")
     assert typed.device.peak_flops["float32"] == 20e12
+
+
+@pytest.mark.parametrize(("name", "values"), [("dgx_a100_80", "nominal"), ("gcp_a100", "effective")])
+def test_with_tf32_the_share_of_the_peak_is_that_of_tf32(name, values):
+    without, with_tf32 = (
+        composed(f"cluster={name}", f"cluster.values={values}", *more).device for more in ((), ("precision.tf32=true",))
+    )
+    assert "float32" not in without.efficiencies and with_tf32.efficiencies["float32"] == 0.513
 
 
 def test_a_cluster_without_a_peak_of_tf32_keeps_that_of_float32():

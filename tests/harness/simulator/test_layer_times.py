@@ -322,6 +322,39 @@ def test_speeds_are_bounds_where_a_class_of_kernels_is_not_calibrated():
     assert not bounds("conv", times="measured") and not bounds("conv", name="local")
 
 
+def seconds(kind: str, dtype: str = "float16", **shares: float) -> float:
+    """Of a layer with one FLOP and one byte by elementwise kernels, on a device where each takes a second."""
+    product = Product("p", kind, 1, 72, 4, image=(8, 2, 2)) if kind == "conv" else Product("p", kind, 1, 8, 4)
+    layer = LayerProfile("l", flops=1.0, bytes_moved=1, elementwise_bytes=1, products=(product,), kernels=0)
+    device = Device("d", 1, {"float16": 1.0, "float32": 1.0}, 1.0, efficiencies=shares)
+    return layer_times.analytic(ModelProfile((layer,), "m", 1, dtype), device).layers[0].forward_s
+
+
+def test_elementwise_kernels_of_convolutional_nets_have_a_share_of_their_own():
+    shares = {"matmul": 1.0, "convolution": 1.0, "elementwise": 0.25}
+    assert [seconds(kind, **shares, image=0.5) for kind in ("conv", "linear")] == [1 + 2, 1 + 4]
+    assert seconds("conv", **shares) == 1 + 4, "else that of all"
+
+
+def test_a_transformer_that_cuts_images_into_patches_by_a_convolution_is_no_convolutional_net():
+    shares = {"matmul": 1.0, "convolution": 1.0, "elementwise": 0.25, "image": 0.5}
+    patches, linear = Product("p", "conv", 1, 72, 4, image=(8, 2, 2)), Product("l", "linear", 1, 100, 100)
+    layers = (
+        LayerProfile("patches", flops=576.0, products=(patches,), kernels=0),
+        LayerProfile("linear", flops=20_000.0, products=(linear,), bytes_moved=1, elementwise_bytes=1, kernels=0),
+    )
+    device = Device("d", 1, {"float32": 1.0}, 1.0, efficiencies=shares)
+    priced = layer_times.analytic(ModelProfile(layers, "m", 1), device)
+    assert priced.layers[1].forward_s == 20_000 + 4
+
+
+def test_matmuls_in_float32_have_a_share_of_their_own():
+    shares = {"matmul": 0.5, "convolution": 0.25, "elementwise": 1.0}
+    for kind, others in (("linear", 2), ("conv", 4)):
+        assert seconds(kind, "float32", **shares, float32=0.8) == 1.25 + 1
+        assert seconds(kind, "float32", **shares) == seconds(kind, "float16", **shares, float32=0.8) == others + 1
+
+
 @pytest.mark.parametrize(
     ("product", "kernels"),
     [

@@ -1,0 +1,53 @@
+"""Fit the numbers of a GPU's convolutions to the half of the cases that is not held back, as `analysis.gpu_cases.fit`.
+
+V100   what matmuls and convolutions reach on tensor cores, and in float32 without them, and elementwise kernels
+A100   what they reach in TF32, and elementwise kernels of images; in bfloat16 matmuls are fitted to GPTs
+       (`analysis.gpu_cases.fit`), and to tensor cores a convolution is a matmul
+P100   what matmuls and convolutions, and elementwise kernels reach: two numbers on two cases
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from scipy.optimize import minimize
+
+from analysis.gpu_cases import image_cases, predict_images
+
+GPUS = {"V100": ("v100",), "A100": ("a100_40", "a100_80"), "P100": ("p100",)}
+NUMBERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "V100": (
+        ("matmul_efficiency", "convolution_efficiency"),
+        ("float32_efficiency",),
+        ("elementwise_efficiency",),
+    ),
+    "A100": (("tf32_efficiency",), ("image_efficiency",)),
+    "P100": (("matmul_efficiency", "convolution_efficiency"), ("elementwise_efficiency",)),
+}
+"""The numbers of each GPU that are fitted, each with the keys of the cluster that have it."""
+START, STEP = 0.7, 0.15
+EVALUATIONS = 100
+
+
+def fit(gpu: str) -> dict[str, float]:
+    """Returns the keys of the cluster, by the least mean |log(predicted / measured)|."""
+    found = [case for case in image_cases.load() if case.gpu in GPUS[gpu] and case.is_fitted]
+    numbers = NUMBERS[gpu]
+
+    def keys(shares: Sequence[float]) -> dict[str, float]:
+        return {key: float(share) for names, share in zip(numbers, shares, strict=True) for key in names}
+
+    def error(shares: Sequence[float]) -> float:
+        if not all(0.05 <= share <= 1 for share in shares):
+            return math.inf
+        of = (predict_images.step_s(case, **keys(shares)) / case.step_s for case in found)
+        return statistics.mean(abs(math.log(one)) for one in of)
+
+    start = [START] * len(numbers)
+    simplex = [start] + [
+        [START + STEP * (number == other) for number in range(len(start))] for other in range(len(start))
+    ]
+    options = {"maxfev": EVALUATIONS, "xatol": 3e-3, "fatol": 1e-4, "initial_simplex": simplex}
+    return keys(minimize(error, start, method="Nelder-Mead", options=options).x)
