@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     gpts = [(case, predict.step_s(case) / case.step_s) for case in cases.load()]
     nets = [(case, predict_images.step_s(case) / case.step_s) for case in image_cases.load()]
-    found = [*gpts, *nets]
+    found: Found = [*gpts, *nets]
     console.print(summary(found))
     if chosen.all:
         console.print(listed(found))
