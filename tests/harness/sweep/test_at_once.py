@@ -134,7 +134,6 @@ def test_an_error_reaches_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(begun) <= 2
 
 
-@pytest.mark.full
 def test_processes_are_forked_from_that_of_the_sweep(
     commands: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +161,6 @@ def _known_here(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
     return RunRecord("search", "oom")
 
 
-@pytest.mark.full
 def test_without_a_server_they_are_started(commands: None, tmp_path: Path) -> None:
     row = Row(Point.of([*TUNE, "engine=ddp"]))
     run_point.run_point(row, tmp_path, compose(row.point.overrides), here=False, server="regatta-none")
