@@ -11,6 +11,9 @@ by an environment variable, and use it if they have its environment and limits, 
 Whoever has no server, or gets no answer, starts a worker by itself.
 
 The server ends with the process that has started it, its workers end with it, and a worker ends with its client.
+
+Searches that run at the same time need no torch, but all that their parent has loaded: their server is the parent
+itself, forked (`forked`).
 """
 
 from __future__ import annotations
@@ -27,12 +30,13 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import IO
+from typing import IO, NoReturn
 
 from harness.launch import die_with_parent
-from harness.launch.signals import blocked
+from harness.launch.signals import ENDING, blocked
 
 VARIABLE = "REGATTA_FORK_SERVER"
 """Says to other processes the name of the server's socket, and for which surroundings it is."""
@@ -41,6 +45,7 @@ OWN, UNREAD = "REGATTA_", ("COLUMNS", "LINES", "PYTEST_CURRENT_TEST")
 ANSWER_S = 60.0
 """Seconds that a client waits for a worker: the server may still load torch."""
 MOST_BYTES, MOST_FILES = 1 << 20, 8
+STDIN = 0
 _LIMITS = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
 _scopes: list[ExitStack] = []
 
@@ -58,12 +63,21 @@ class ForkedWorker:
             self.wait()
         return self.returncode
 
-    def wait(self) -> int:
-        """The exit code, once it has ended. If the server has been killed, so has it."""
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended. If the server has been killed, so has it. Raises
+        `subprocess.TimeoutExpired` where it runs for longer than `timeout` seconds."""
         if self.returncode is None:
+            if not select.select([self.connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             with self.connection:
                 self.returncode = int(self.connection.recv(MOST_BYTES) or -signal.SIGKILL)
         return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 @contextmanager
@@ -83,10 +97,8 @@ def start(command: Sequence[str], environment: Mapping[str, str]) -> None:
     """Start a server, if this is within a scope and there is none yet: `command` is a worker's, without its words."""
     if not _scopes or _name():
         return
-    name, before = f"regatta-{os.getpid()}-{secrets.token_hex(8)}", os.environ.get(VARIABLE)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, blocked():
-        listener.bind(f"\0{name}")  # a name that is no file's: nothing is left of it
-        listener.listen()
+    before = os.environ.get(VARIABLE)
+    with _listening() as (name, listener), blocked():
         server = subprocess.Popen(
             [*die_with_parent.prefix(), *command, "serve", str(listener.fileno())],
             stdin=subprocess.PIPE,
@@ -110,16 +122,83 @@ def _end(server: subprocess.Popen[bytes], before: str | None) -> None:
     server.wait()
 
 
+@contextmanager
+def _listening() -> Iterator[tuple[str, socket.socket]]:
+    """The name of a new socket, and it."""
+    name = f"regatta-{os.getpid()}-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{name}")  # a name that is no file's: nothing is left of it
+        listener.listen()
+        yield name, listener
+
+
+@contextmanager
+def forked(work: Callable[[list[str]], int]) -> Iterator[str]:
+    """A server that is this process, forked with all that it has loaded and made; the name, for `ask`.
+
+    A worker exits with what `work` returns for its words, or with 1 and a traceback. It takes signals as a process that
+    is started alone. To be called while this process has no other threads.
+    """
+    parent, (alive, end) = os.getpid(), os.pipe()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # else its workers had what is in it, too
+    with _listening() as (name, listener), blocked():
+        server = os.fork()
+        if server == 0:
+            os.close(end)
+            _become_server(parent, alive, listener, work)
+    os.close(alive)
+    try:
+        yield name
+    finally:
+        os.close(end)
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+
+
+def _become_server(parent: int, alive: int, listener: socket.socket, work: Callable[[list[str]], int]) -> NoReturn:
+    """Serve until the other end of the pipe `alive` is closed; in the workers, do their work. Never returns to what the
+    parent was at."""
+    code = 1
+    try:
+        die_with_parent.die_with(parent)
+        os.setsid()
+        if alive != STDIN:
+            os.dup2(alive, STDIN)
+            os.close(alive)
+        _scopes.clear()
+        gc.freeze()
+        words = _Server(listener).serve()
+        for number in ENDING:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        streams = (os.fdopen(number, "w", 1, "utf-8", "backslashreplace", closefd=False) for number in (1, 2))
+        sys.stdout, sys.stderr = streams
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        code = work(words)
+    except SystemExit:  # the server's end
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
 def fork(
     words: Sequence[str], log: IO[bytes], environment: Mapping[str, str], inherits: Mapping[str, int]
 ) -> ForkedWorker | None:
-    """Have the server fork a worker; None where no server answers.
+    """Have the server of this process's surroundings fork a worker, as `ask` does; None where there is none."""
+    name = _name()
+    return ask(name, words, log, environment, inherits) if name else None
+
+
+def ask(
+    name: str, words: Sequence[str], log: IO[bytes], environment: Mapping[str, str], inherits: Mapping[str, int]
+) -> ForkedWorker | None:
+    """Have the server of this name fork a worker; None where it does not answer.
 
     Its output goes to `log`. It `inherits` descriptors, each by the environment variable that says its number.
     """
-    name = _name()
-    if not name:
-        return None
     request = {
         "words": list(words),
         "folder": os.getcwd(),
@@ -189,12 +268,12 @@ class _Server:
     def serve(self) -> list[str]:
         while True:
             waiting = select.poll()
-            for readable in (sys.stdin.fileno(), self.listener.fileno(), self.woken):
+            for readable in (STDIN, self.listener.fileno(), self.woken):
                 waiting.register(readable, select.POLLIN)
             for client in self.workers.values():
                 waiting.register(client, select.POLLRDHUP)
             events = dict(waiting.poll())
-            if sys.stdin.fileno() in events:
+            if STDIN in events:
                 sys.exit()
             with suppress(BlockingIOError):
                 os.read(self.woken, MOST_BYTES)

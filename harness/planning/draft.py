@@ -151,14 +151,14 @@ def drafted(config: DictConfig, engine: Engine, layout: Layout, validated: bool 
     plan, profile, cluster, model = layout.plan, layout.profile, layout.cluster, layout.memory
     schedule = engine.schedule(plan, profile)
     if not validated:
-        _refuse_invalid(config.engine.name, schedule, plan)
+        refuse_invalid(config.engine.name, schedule, plan)
     simulation = _simulated(config, schedule, plan, profile, cluster, model)
     plan = replace(plan, predicted={**plan.predicted, **simulation.figures})
     return Draft(plan, schedule, profile, cluster, model, simulation)
 
 
-def _refuse_invalid(engine: str, schedule: Schedule, plan: Plan) -> None:
-    """Errors of the schedule are errors of the engine."""
+def refuse_invalid(engine: str, schedule: Schedule, plan: Plan) -> None:
+    """Errors of the schedule are errors of the engine. Raises `CannotRun`."""
     found = validation_errors(schedule, plan)
     if found:
         more = [Problem("engine", engine, f"has {len(found) - SHOWN} more of these")] if len(found) > SHOWN else []

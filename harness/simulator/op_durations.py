@@ -31,6 +31,8 @@ class TaskCosts:
 
     def __init__(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> None:
         self.plan, self.profile, self.cluster, self.memory = plan, profile, cluster, memory
+        self.chunks_s: dict[tuple[int, int], float] = {}
+        """Seconds of the optimizer by stage and bytes: of a thousand chunks nearly all are of one size."""
 
     @cached_property
     def seconds(self) -> Seconds:
@@ -64,6 +66,11 @@ class TaskCosts:
 
     def chunk_s(self, stage: int, size: int) -> float:
         """Returns the seconds of the optimizer on a chunk of `size` bytes of a stage's parameters."""
+        if (stage, size) not in self.chunks_s:
+            self.chunks_s[stage, size] = self._chunk_s(stage, size)
+        return self.chunks_s[stage, size]
+
+    def _chunk_s(self, stage: int, size: int) -> float:
         costs, held = self.cluster.engine_costs, self.held[stage]
         one = costs.of("step")
         return self.update_s(size) + costs.host_s + one.base_s + one.rest_s(held) * size / max(1, size, held.bytes)

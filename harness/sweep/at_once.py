@@ -3,12 +3,15 @@
     mode=tune engine=gpipe,myelin,deepspeed      core 0   |gpipe ......|deepspeed ............|
                                                  core 1   |myelin ..................|
 
-Only searches that measure nothing: what is measured on this machine has it alone.
+Only searches that measure nothing: what is measured on this machine has it alone. The processes are forked from the
+sweep's, which has composed their configurations and loaded what a search needs: that takes a second.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
@@ -16,10 +19,12 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from harness.config import cluster_config
-from harness.core.record import RunRecord
+from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import CONSOLE
 from harness.host import devices
+from harness.launch import fork_server
 from harness.planning import profiles
+from harness.run import runner
 from harness.run.folder_lock import Busy
 from harness.sweep import run_point
 from harness.sweep.live_table import Display
@@ -58,7 +63,9 @@ def run(
         waiting()
         place = folder / row.point.id
         try:
-            run_point.run_point(row, place, configs[row.point.id], waiting, here=False, environment=ONE_THREAD)
+            run_point.run_point(
+                row, place, configs[row.point.id], waiting, here=False, environment=ONE_THREAD, server=server
+            )
         except Busy:
             raise
         except Exception:
@@ -66,12 +73,25 @@ def run(
             raise
 
     names = {name: str(made.engine.name) for name, made in configs.items() if made}
-    with futures.ThreadPoolExecutor(min(len(rows), devices.cores())) as pool:
+    with (
+        fork_server.forked(functools.partial(_searched, configs, folder)) as server,
+        futures.ThreadPoolExecutor(min(len(rows), devices.cores())) as pool,
+    ):
         try:
             return _watched({pool.submit(one, row): row for row in rows}, folder, display, names)
         except KeyboardInterrupt as error:  # the others are asked to end, and leave their records
             stopped.append(error)
             raise
+
+
+def _searched(configs: Mapping[str, DictConfig | None], folder: Path, words: Sequence[str]) -> int:
+    """Run a point, in a process that was forked for it; returns its exit code."""
+    point, *overrides = words
+    config = configs[point]
+    assert config is not None
+    config.out = str(folder / point)
+    sys.argv = run_point.command(overrides)  # which the record has
+    return EXIT_CODES[runner.run(config, overrides).status]
 
 
 def _watched(

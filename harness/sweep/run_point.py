@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,7 +30,8 @@ from harness.core.problem import CannotRun
 from harness.core.record import RunRecord, Status
 from harness.core.run_files import CONSOLE, RECORD
 from harness.core.serialization import SchemaError, finite
-from harness.launch import die_with_parent
+from harness.launch import die_with_parent, fork_server
+from harness.launch.fork_server import ForkedWorker
 from harness.launch.signals import Preempted
 from harness.run import folder_lock, run_folder, runner, stored_record
 from harness.run.folder_lock import Lock, held
@@ -90,6 +91,7 @@ def run_point(
     here: bool | None = None,
     environment: Mapping[str, str] = {},
     watch: Callable[[str], None] | None = None,
+    server: str = "",
 ) -> None:
     """Fill in the row's record: from `folder` where the point is done already, by running it otherwise.
 
@@ -105,7 +107,7 @@ def run_point(
         row.began_s = time.monotonic()
         if not done_before(row, folder):
             waiting()
-            _run(row, folder, config, waiting, here, lock, environment, watch)
+            _run(row, folder, config, waiting, here, lock, environment, watch, server)
 
 
 def _run(
@@ -117,6 +119,7 @@ def _run(
     lock: Lock,
     environment: Mapping[str, str],
     watch: Callable[[str], None] | None,
+    server: str,
 ) -> None:
     run_folder.clear_refused(folder)
     earlier = stored(folder)
@@ -132,8 +135,7 @@ def _run(
             config.out = str(folder)
             why = _here(config, overrides, folder / CONSOLE, watch)
         else:
-            own = os.environ | environment | {name: str(n) for name, n in folder_lock.handed_on(lock).items()}
-            code = _execute(overrides, folder / CONSOLE, waiting, lock.descriptor, own, config.launch.grace_s)
+            code = _execute(overrides, folder / CONSOLE, waiting, lock, environment, config.launch.grace_s, server)
             why = _why(code, folder)
     except KeyboardInterrupt:
         row.record = _ended(earlier, row.point, folder, "preempted", "ended with its sweep")
@@ -162,27 +164,18 @@ def _execute(
     overrides: Sequence[str],
     console: Path,
     waiting: Callable[[], None],
-    lock: int,
+    lock: Lock,
     environment: Mapping[str, str],
     grace_s: float,
+    server: str,
 ) -> int:
     """`python run.py OVERRIDES`, without a shell; its exit code, negative for a signal. Leaves no process after.
 
-    It inherits the descriptor `lock`: if this process is killed, no other sweep begins before the run has ended.
+    It inherits the lock: if this process is killed, no other sweep begins before the run has ended.
     """
-    command = [*die_with_parent.prefix(), sys.executable, str(registry.ROOT / "run.py"), *overrides]
     console.unlink(missing_ok=True)
     with console.open("ab") as output:
-        # in a session of its own: Ctrl-C reaches the sweep alone, which hands it on
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=[lock],
-            env=environment,
-        )
+        process = _started(overrides, output, console.parent.name, lock, os.environ | environment, server)
         number: int = signal.SIGINT
         try:
             while process.poll() is None:
@@ -195,17 +188,42 @@ def _execute(
             raise
         finally:
             _end(process, grace_s, number)
+    assert process.returncode is not None
     return process.returncode
 
 
-def _end(process: subprocess.Popen[bytes], grace_s: float, number: int) -> None:
+def command(overrides: Sequence[str]) -> list[str]:
+    """The command of a point, for Python."""
+    return [str(registry.ROOT / "run.py"), *overrides]
+
+
+def _started(
+    overrides: Sequence[str], output: IO[bytes], point: str, lock: Lock, environment: Mapping[str, str], server: str
+) -> subprocess.Popen[bytes] | ForkedWorker:
+    """The process of a point, in a session of its own: Ctrl-C reaches the sweep alone, which hands it on."""
+    inherits = folder_lock.handed_on(lock)
+    if server and (worker := fork_server.ask(server, [point, *overrides], output, environment, inherits)):
+        return worker
+    return subprocess.Popen(
+        [*die_with_parent.prefix(), sys.executable, *command(overrides)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        pass_fds=[*inherits.values()],
+        env={**environment, **{name: str(descriptor) for name, descriptor in inherits.items()}},
+    )
+
+
+def _end(process: subprocess.Popen[bytes] | ForkedWorker, grace_s: float, number: int) -> None:
     """Hand on the signal that has ended the sweep, so that the run's record names it."""
     if process.poll() is None:
         process.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S + grace_s)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    if isinstance(process, subprocess.Popen) or process.poll() is None:  # the group of a forked one ends with it
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 

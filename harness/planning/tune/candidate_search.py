@@ -247,8 +247,9 @@ class Tuner(Judge):
         can fit. Raises `CannotRun` at once where the state alone fits nowhere."""
         first = self.representatives()
         sizes = sorted(first)[:most]
+        configs = {size: first[size].config(self.config) for size in sizes[1:]}
         for place, size in enumerate(sizes):
-            ahead = [first[larger].config(self.config) for larger in sizes[place + 1 :]]
+            ahead = [configs[larger] for larger in sizes[place + 1 :]]
             self.grounds[size] = self.known.get(size) or self.ground(first[size], ahead)
             profile = self.grounds[size].profile
             self.works[size], self.most_stages = bounds.Work.of(profile), len(profile.layers)

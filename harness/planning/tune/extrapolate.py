@@ -28,16 +28,16 @@ def few(plan: Plan) -> int:
     return plan.micro_batches if plan.pattern or plan.order else min(plan.micro_batches, FILLED * len(plan.stages))
 
 
-def simulated(config: DictConfig, engine: Engine, layout: Layout) -> Draft:
+def simulated(config: DictConfig, engine: Engine, layout: Layout, validated: bool = False) -> Draft:
     """Simulate a candidate as `planning.drafted` does; `plan.predicted` is for all micro-batches, even if fewer were
-    simulated."""
+    simulated. `validated` says that its schedule was, with a few micro-batches."""
     plan = layout.plan
     counts = (few(plan), 2 * few(plan))
     if plan.micro_batches * len(plan.stages) <= WHOLE or plan.micro_batches <= counts[1]:
-        return draft.drafted(config, engine, layout)
+        return draft.drafted(config, engine, layout, validated)
     short, longer = (
         draft.drafted(
-            config, engine, replace(layout, plan=replace(plan, micro_batches=count)), validated=count > counts[0]
+            config, engine, replace(layout, plan=replace(plan, micro_batches=count)), validated or count > counts[0]
         )
         for count in counts
     )

@@ -22,7 +22,7 @@ from harness.planning.tune import bounds, extrapolate, schemes
 from harness.planning.tune.candidates import Candidate
 from harness.planning.tune.result import Line
 from harness.planning.tune.schemes import Scheme, Settings
-from harness.planning.tune.step_time import Counted, Estimate, Shape
+from harness.planning.tune.step_time import Estimate, Known
 from harness.simulator.routes import unplaced
 
 
@@ -45,7 +45,7 @@ class Judge:
         self.layouts: dict[Candidate, Layout] = {}
         self.unsplit: dict[tuple[str, int, int], tuple[Problem, ...]] = {}
         """Planner, tensor size and micro-batch of a model that cannot be split so, whatever else the plan has."""
-        self.counted: dict[Shape, Counted] = {}
+        self.known_schedules = Known()
         self.on_any_mesh: dict[Settings, tuple[Problem, ...]] = {}
         """What rules out all candidates of a scheme, and is all that rules out one of them."""
 
@@ -162,7 +162,7 @@ class Judge:
 
     def estimate_of(self, one: Candidate, layout: Layout | None = None) -> Estimate:
         """The analytic estimate of a candidate that fits, or of one with this plan."""
-        return Estimate(self.by_settings[one.settings].engine, layout or self.layouts[one], self.counted)
+        return Estimate(self.by_settings[one.settings].engine, layout or self.layouts[one], self.known_schedules)
 
     def unsolved(self, one: Candidate) -> Problem | None:
         """The problem of a candidate that has no plan, with all its fixes; None if it has one."""
@@ -174,9 +174,11 @@ class Judge:
 
     def timed(self, line: Line) -> Line:
         """Add the analytic estimate of the step time to a candidate that was judged and fits. Or the reason why it has
-        no schedule."""
+        no schedule, or none that is valid."""
         try:
-            seconds = self.estimate_of(line.candidate).seconds()
+            estimate = self.estimate_of(line.candidate)
+            estimate.validate(self.scheme_of(line.candidate).config.engine.name)
+            seconds = estimate.seconds()
         except CannotRun as error:
             return replace(line, problems=error.problems)
         return replace(line, closed_form_step_time_s=seconds)
@@ -193,7 +195,8 @@ class Judge:
         scheme = self.by_settings[line.candidate.settings]
         try:
             layout = self.layouts[line.candidate]
-            draft = extrapolate.simulated(self.config_of(line.candidate), scheme.engine, layout)
+            timed = line.closed_form_step_time_s is not None
+            draft = extrapolate.simulated(self.config_of(line.candidate), scheme.engine, layout, validated=timed)
         except CannotRun as error:
             return replace(line, problems=error.problems), None
         found = draft.plan.predicted

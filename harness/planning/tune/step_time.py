@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
 from harness.interfaces import Engine
+from harness.planning import draft
 from harness.planning.draft import Layout
 from harness.planning.tune import bounds, peak_memory
 from harness.planning.tune.extrapolate import few
@@ -46,19 +47,27 @@ class Counted(NamedTuple):
     halves: bool
 
 
+@dataclass
+class Known:
+    """What a search knows of the schedules that it has made: most candidates need too much memory, and for that none
+    need be made again; and those that differ in times and bytes alone are valid if one of them is."""
+
+    counted: dict[Shape, Counted] = field(default_factory=dict)
+    valid: set[tuple[Schedule, Shape]] = field(default_factory=set)
+
+
 class Estimate:
     """Of a plan, each on demand: the bytes of its devices, a bound of the seconds of a step, and these seconds.
 
-    `known` has what was counted of schedules before: most candidates need too much memory, and for that a schedule need
-    not be made again. Raises ProblemError where there is none.
+    `known` is what the search knows of schedules. Raises ProblemError where there is none.
     """
 
-    def __init__(self, engine: Engine, layout: Layout, known: dict[Shape, Counted]) -> None:
-        self.engine, self.layout = engine, layout
+    def __init__(self, engine: Engine, layout: Layout, known: Known) -> None:
+        self.engine, self.layout, self.known = engine, layout, known
         self.short = replace(layout.plan, micro_batches=few(layout.plan))
-        if self.shape not in known:
-            known[self.shape] = self._counted()
-        self.held, self.halves = known[self.shape]
+        if self.shape not in known.counted:
+            known.counted[self.shape] = self._counted()
+        self.held, self.halves = known.counted[self.shape]
 
     @no_collection()
     def _counted(self) -> Counted:
@@ -87,6 +96,14 @@ class Estimate:
     def least_s(self) -> float:
         """Return seconds that no schedule of the plan can go below."""
         return bounds.of_plan(self.layout, self.halves)
+
+    @no_collection()
+    def validate(self, engine: str) -> None:
+        """Raise `CannotRun` for errors of the schedule of a few micro-batches, under this name of the engine."""
+        found = replace(self.schedule), self.shape  # ops are equal whatever their times and bytes are
+        if found not in self.known.valid:
+            draft.refuse_invalid(engine, self.schedule, self.short)
+            self.known.valid.add(found)
 
     @no_collection()
     def seconds(self) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -240,3 +241,66 @@ def test_a_server_that_cannot_load_torch_gives_no_answer(tmp_path: Path) -> None
     with fork_server.scope():
         fork_server.start([sys.executable, "-c", "raise ImportError"], environment())
         assert forked(tmp_path, "pass") is None
+
+
+def does(words: list[str]) -> int:
+    """What workers of a server do that is this process, forked."""
+    exec(words[0], {"known": KNOWN})
+    return int(words[1])
+
+
+KNOWN: list[str] = []
+
+
+@pytest.fixture
+def this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of such a server, which is over at the end."""
+    before = children()
+    monkeypatch.setattr(sys.modules[__name__], "KNOWN", ["what this process has made"])
+    with fork_server.forked(does) as name:
+        yield name
+    assert children() == before
+
+
+def asked(name: str, folder: Path, code: str, number: int = 0) -> ForkedWorker:
+    with (folder / "log").open("ab") as log:
+        found = fork_server.ask(name, [code, str(number)], log, environment() | {"NEWS": "new"}, {})
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "ended", "says"),
+    [
+        ("print(*known)", 3, "what this process has made"),
+        ("import sys; print('error', file=sys.stderr); sys.exit('no')", 1, "error"),
+        ("raise ValueError('bad')", 1, "ValueError: bad"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
+        ("import os; print(os.environ['NEWS'], os.getsid(0) == os.getpid(), repr(os.read(0, 9)))", 3, "new True b''"),
+    ],
+)
+def test_a_process_that_is_forked_itself(this_process: str, tmp_path: Path, code: str, ended: int, says: str) -> None:
+    assert asked(this_process, tmp_path, code, 3).wait() == ended
+    assert says in (tmp_path / "log").read_text()
+    assert fork_server.VARIABLE not in os.environ, "it is for its caller alone"
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_its_workers_take_signals(this_process: str, tmp_path: Path, number: signal.Signals) -> None:
+    one = asked(this_process, tmp_path, "import time; print('ready', flush=True); time.sleep(60)")
+    wait_for(lambda: (tmp_path / "log").read_text())
+    with pytest.raises(subprocess.TimeoutExpired):
+        one.wait(0.01)
+    one.send_signal(number)
+    assert one.wait(SOON_S) == (1 if number == signal.SIGINT else -number)
+    one.send_signal(number)  # to nobody
+
+
+def test_its_workers_end_with_it(tmp_path: Path) -> None:
+    with fork_server.forked(does) as name:
+        one = asked(name, tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+        started = pids(tmp_path)
+    assert one.wait() == -9
+    wait_for(lambda: not there(started[0]))
+    with (tmp_path / "log").open("ab") as log:
+        assert fork_server.ask(name, ["pass", "0"], log, environment(), {}) is None

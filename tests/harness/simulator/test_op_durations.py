@@ -64,6 +64,7 @@ def test_a_chunk_of_an_update_has_its_part() -> None:
     costs = TaskCosts(PLAN, ModelProfile(HELD), Cluster(devices_per_node=2, engines=(COSTS,)), MemoryModel())
     assert costs.chunk_s(0, 32) == 4 + 2 + 1
     assert costs.chunk_s(0, 64) == costs.seconds["step"][0]
+    assert costs.chunk_s(1, 64) == costs.seconds["step"][1], "of another stage, which has fewer bytes"
 
 
 def test_costs_are_those_of_the_engine_that_uses_the_cluster() -> None:

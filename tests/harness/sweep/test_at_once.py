@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ from rich.console import Console
 
 from harness.cli.compose import compose
 from harness.core.record import RunRecord
+from harness.core.run_files import CONSOLE
 from harness.host import devices
+from harness.run import runner
 from harness.run.folder_lock import Busy
 from harness.sweep import at_once, local, run_point
 from harness.sweep.live_table import Display
@@ -49,9 +54,9 @@ def run(work: Callable[[Row, Callable[[], None]], None], tmp_path: Path, monkeyp
     """`at_once.run` on two cores, with `work` in the place of processes; returns its result, and the rows."""
 
     def run_point_(
-        row: Row, folder: Path, config: Any, waiting: Callable[[], None], here: bool, environment: Any
+        row: Row, folder: Path, config: Any, waiting: Callable[[], None], here: bool, environment: Any, server: str
     ) -> None:
-        assert here is False and config is not None
+        assert here is False and config is not None and server
         work(row, waiting)
         row.record = RunRecord(row.point.id, "ok")
 
@@ -127,6 +132,39 @@ def test_an_error_reaches_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(OSError, match="no space left"):
         run(work, tmp_path, monkeypatch)
     assert len(begun) <= 2
+
+
+def test_processes_are_forked_from_that_of_the_sweep(
+    commands: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So they need not be started, and read no configuration; their records have the command that does the same."""
+    monkeypatch.setattr(devices, "cores", lambda: 2)
+    monkeypatch.setattr(runner, "run", _known_here)
+    monkeypatch.setattr(subprocess.Popen, "__init__", _none_is_started)
+    rows, configs = rows_and_configs()
+    with Display(rows, Console(file=io.StringIO())) as display:
+        assert at_once.run(rows, tmp_path, configs, display) == []
+    for row in rows:
+        folder = tmp_path / row.point.id
+        said = (folder / CONSOLE).read_text().split(" ")
+        assert said[:2] == [str(folder), "1"] and said[2].endswith("run.py")
+        assert said[3:] == [*row.point.overrides, f"out={folder}\n"]
+        assert row.record and row.record.status == "error" and "exit code 3" in row.record.reason
+
+
+def _none_is_started(*_: object, **__: object) -> None:
+    raise AssertionError("a process is started")
+
+
+def _known_here(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
+    print(config.out, os.environ["OMP_NUM_THREADS"], *sys.argv, flush=True)
+    return RunRecord("search", "oom")
+
+
+def test_without_a_server_they_are_started(commands: None, tmp_path: Path) -> None:
+    row = Row(Point.of([*TUNE, "engine=ddp"]))
+    run_point.run_point(row, tmp_path, compose(row.point.overrides), here=False, server="regatta-none")
+    assert row.record and row.record.status == "ok"
 
 
 @pytest.mark.full

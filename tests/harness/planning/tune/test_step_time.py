@@ -12,10 +12,11 @@ from harness.core.cluster import Cluster, Link
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
+from harness.planning import draft
 from harness.planning.draft import Layout, drafted
 from harness.planning.tune import bounds, extrapolate
 from harness.planning.tune.candidates import Candidate
-from harness.planning.tune.step_time import Estimate
+from harness.planning.tune.step_time import Estimate, Known
 from harness.schedule import Schedule
 from tests.harness.planning.tune.nets import NODE, Bench, net
 
@@ -46,7 +47,7 @@ def test_it_is_exact_where_only_layers_take_time(typed: list[str], mesh: Mesh) -
     """(m + p - 1) slots."""
     bench, m = Bench(*typed, "planner=uniform", cluster=FREE), 12
     layout = bench.layout(Candidate(1, mesh, m * mesh.data), net(EVEN))
-    seconds = Estimate(bench.engine, layout, {}).seconds()
+    seconds = Estimate(bench.engine, layout, Known()).seconds()
     slot = sum(layer.forward_s + layer.backward_s for layer in net(EVEN).layers) / mesh.pipeline
     assert seconds == pytest.approx((m + mesh.pipeline - 1) * slot)
 
@@ -58,7 +59,7 @@ def test_it_is_near_the_simulation(typed: list[str], mesh: Mesh, cores: float) -
     for one in (Candidate(1, mesh, 8 * mesh.data), Candidate(2, mesh, 64 * mesh.data)):
         profile = net([1e-3, 2e-3, 1e-3, 1e-3, 3e-3, 1e-3, 1e-3, 1e-3], one.micro_batch)
         layout, draft = bench.layout(one, profile), bench.draft(one, profile)
-        estimate = Estimate(bench.engine, layout, {})
+        estimate = Estimate(bench.engine, layout, Known())
         simulated = draft.plan.predicted
         assert estimate.seconds() == pytest.approx(simulated["step_time_s"], rel=0.2 if cores else 0.05)
         for closed, peak in zip(estimate.peaks, simulated["peak_memory_bytes"], strict=True):
@@ -78,7 +79,7 @@ def test_no_step_is_shorter_than_the_bound_of_its_plan(
     assume(m % 8 == 0 or "torch_pipelining" not in typed[0])  # which takes multiples of its stages
     bench, one = Bench(*typed), Candidate(1, mesh, m * mesh.data)
     draft = bench.draft(one, net(forward))
-    least_s = Estimate(bench.engine, bench.layout(one, net(forward)), {}).least_s()
+    least_s = Estimate(bench.engine, bench.layout(one, net(forward)), Known()).least_s()
     assert least_s <= draft.plan.predicted["step_time_s"] * (1 + 1e-9)
 
 
@@ -90,7 +91,7 @@ def test_the_bound_is_the_step_where_nothing_waits(typed: list[str], mesh: Mesh)
     slot = sum(layer.forward_s + layer.backward_s for layer in profile.layers) / mesh.pipeline
     step = bench.draft(one, profile).plan.predicted["step_time_s"]
     assert step == pytest.approx((12 + mesh.pipeline - 1) * slot)
-    assert Estimate(bench.engine, layout, {}).least_s() == pytest.approx(step)
+    assert Estimate(bench.engine, layout, Known()).least_s() == pytest.approx(step)
 
 
 def test_the_bound_of_an_order_counts_what_it_recomputes() -> None:
@@ -102,7 +103,7 @@ def test_the_bound_of_an_order_counts_what_it_recomputes() -> None:
 
 
 def test_a_schedule_that_was_counted_is_not_made_again_for_its_memory() -> None:
-    bench, known = Bench("engine=deepspeed", "engine.zero=1", "planner=uniform"), {}
+    bench, known = Bench("engine=deepspeed", "engine.zero=1", "planner=uniform"), Known()
     made: list[int] = []
     schedule = bench.engine.schedule
 
@@ -121,6 +122,21 @@ def test_a_schedule_that_was_counted_is_not_made_again_for_its_memory() -> None:
     assert len(made) == 2, "another number of stages"
 
 
+def test_schedules_that_differ_in_sizes_alone_are_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, known, validated = Bench("engine=myelin", "planner=uniform"), Known(), list[str]()
+    monkeypatch.setattr(draft, "refuse_invalid", lambda engine, *_: validated.append(engine))
+
+    def validate(one: Candidate) -> None:
+        Estimate(bench.engine, bench.layout(one, net(EVEN, one.micro_batch)), known).validate("myelin")
+
+    for one in (Candidate(1, Mesh(2, 2), 64), Candidate(2, Mesh(2, 2), 64)):
+        validate(one)
+    assert validated == ["myelin"]
+    validate(Candidate(1, Mesh(2, 1), 64))
+    validate(Candidate(1, Mesh(4, 2), 64))
+    assert len(validated) == 3, "without sums over replicas, and of more stages"
+
+
 FIXED = [(typed, mesh) for typed, mesh in ENGINES if "engine=myelin" not in typed or "engine.order=1f1b" in typed]
 
 
@@ -132,7 +148,7 @@ def test_memory_is_never_more_than_simulated(
 ) -> None:
     """Where the order is fixed: so nothing that fits is left out unseen."""
     bench, one = Bench(*engine), Candidate(1, mesh, micro_batches * mesh.data)
-    peaks = Estimate(bench.engine, bench.layout(one, net(forward)), {}).peaks
+    peaks = Estimate(bench.engine, bench.layout(one, net(forward)), Known()).peaks
     simulated = bench.draft(one, net(forward)).plan.predicted["peak_memory_bytes"]
     assert all(closed <= peak for closed, peak in zip(peaks, simulated, strict=True))
 
@@ -142,10 +158,10 @@ def test_stages_share_a_port_at_the_end_of_a_step() -> None:
     slow = Cluster("flat", 2, 4, NODE.device, Link(), Link(0.0, 1e-8), Link())
     bench = Bench("engine=myelin", "engine.order=1f1b", "planner=uniform", cluster=slow)
     one, profile = Candidate(1, Mesh(2, 4), 16), net(EVEN)
-    seconds = Estimate(bench.engine, bench.layout(one, profile), {}).seconds()
+    seconds = Estimate(bench.engine, bench.layout(one, profile), Known()).seconds()
     assert seconds == pytest.approx(bench.draft(one, profile).plan.predicted["step_time_s"], rel=0.01)
     free = replace(slow, node_port=Link())
-    alone = Estimate(bench.engine, Bench(*bench.typed, cluster=free).layout(one, profile), {}).seconds()
+    alone = Estimate(bench.engine, Bench(*bench.typed, cluster=free).layout(one, profile), Known()).seconds()
     back_s = 3 * 2 * 2.1e-3  # the last stage's sum begins when three stages have their backward task still to do
     assert seconds - alone == pytest.approx(4 * 2 * 10**6 * 1e-8 - back_s, rel=0.05)
 

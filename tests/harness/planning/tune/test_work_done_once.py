@@ -10,7 +10,7 @@ import pytest
 from harness.checks import engine_support
 from harness.cli.compose import compose
 from harness.core.plan import Plan
-from harness.core.problem import CannotRun
+from harness.core.problem import CannotRun, Problem
 from harness.planning import draft, profiles
 from harness.planning.tune import extrapolate
 from harness.report.progress import Progress
@@ -73,12 +73,22 @@ def test_a_scheme_that_some_meshes_do_not_allow_is_asked_about_each(
 
 
 def test_a_few_micro_batches_are_validated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A step of many is extended from two of fewer, whose schedule has the same builder."""
+    """A step of many has the same builder; and so do steps that differ in their bytes alone."""
     monkeypatch.setattr(extrapolate, "WHOLE", 1)
     validated, simulated = counted(monkeypatch, draft, "validation_errors"), counted(monkeypatch, draft, "simulate")
     overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=64", "mesh.pipeline=4", "batch.micro_batch_size=1"]
     Nets(compose(overrides), overrides, tmp_path, Progress()).search()
     assert 0 < validated.calls < simulated.calls <= 2 * validated.calls
+
+
+def test_what_a_search_validates_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fault = Problem("0F0 of stage 0", None, "waits for itself")
+    monkeypatch.setattr(draft, "validation_errors", lambda *_: [fault])
+    simulated = counted(monkeypatch, draft, "simulate")
+    overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=64", "mesh.pipeline=4", "batch.micro_batch_size=1"]
+    with pytest.raises(CannotRun, match="0F0 of stage 0"):
+        Nets(compose(overrides), overrides, tmp_path, Progress()).search()
+    assert not simulated.calls
 
 
 def test_the_plan_that_is_returned_alone_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
