@@ -266,7 +266,7 @@ def _local(config: ClusterConfig, found: DetectedDevices, machine: Machine, job:
         host,
         config.blocking_messages,
         cores,
-        machine.process_cores if config.cores is None else 0.0,
+        (machine.process_cores or machine.cores) if config.cores is None else 0.0,
         () if given else machine.calls,
         config.overlap,
         _slow(config),

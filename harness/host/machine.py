@@ -37,8 +37,8 @@ class Machine(Document):
     CPU devices compute with one thread. The memory of a GPU is what is left for tensors once a process uses it. `link`
     is a copy between two devices, `host_link` one between a device and the host (None: as `link`). `cores` is how many
     CPU devices' worth of work all of them do at once, 0 for GPUs, which share nothing: `cores` where these are threads
-    of one process, `process_cores` where each is a process. `calls` are those of such processes. `reference_s` is what
-    a fixed piece of work takes on one core (`harness.measure.reference_work`), 0 for GPUs.
+    of one process, `process_cores` where each is a process (0: not measured). `calls` are those of such processes.
+    `reference_s` is what a fixed piece of work takes on one core (`harness.measure.reference_work`), 0 for GPUs.
     """
 
     device: Device
@@ -48,6 +48,11 @@ class Machine(Document):
     process_cores: float = 0.0
     calls: tuple[CallTimes, ...] = ()
     reference_s: float = 0.0
+
+    @property
+    def knows_processes(self) -> bool:
+        """Whether what an engine of several processes uses is measured, too."""
+        return not self.cores or self.process_cores > 0
 
     def __post_init__(self) -> None:
         numbers = {

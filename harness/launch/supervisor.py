@@ -139,10 +139,12 @@ def start_fork_server() -> None:
     fork_server.start(_worker_command(), _environment())
 
 
-def measure_machine(folder: Path, title: str, timeout_s: float | None, kind: str, tf32: bool = False) -> Machine:
-    """Measure this machine's devices of a `kind` for the run in `folder`, whose `precision.tf32` is `tf32`, and cache
-    the result; raises as `run_worker`."""
-    run_worker(folder, title, timeout_s, "machine", kind)
+def measure_machine(
+    folder: Path, title: str, timeout_s: float | None, kind: str, tf32: bool = False, parts: str = "all"
+) -> Machine:
+    """Measure `parts` of this machine (`harness.worker.profile_tasks`), of its devices of a `kind`, for the run in
+    `folder`, whose `precision.tf32` is `tf32`, and cache the result; raises as `run_worker`."""
+    run_worker(folder, title, timeout_s, "machine", kind, parts)
     measured = Machine.load(folder / MACHINE)
     (folder / MACHINE).unlink()
     machine.store(measured, tf32)

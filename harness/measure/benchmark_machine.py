@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from harness.config.schema import AUTOCAST, DTYPES
-from harness.core.cluster import Device, Link
+from harness.core.cluster import CallTimes, Device, Link
 from harness.core.op import Op
 from harness.core.problem import CannotRun, Problem
 from harness.host import devices
@@ -47,27 +47,29 @@ MESSAGES = 20
 KERNELS = 500
 
 
-def measure(wanted: str = "auto", say: Say = lambda text: None) -> Machine:
+def measure(
+    wanted: str = "auto", say: Say = lambda text: None, processes: bool = True, known: Machine | None = None
+) -> Machine:
     """Measure the devices of kind `wanted` ("auto", "cpu" or "cuda"), which takes some seconds.
 
-    `say` gets a line for each figure. Best in a process of its own that called `harness.host.malloc.tune`, as ranks
-    do. Raises ValueError without such devices.
+    With `processes` that is also what CPU devices do where each is a process; of a machine that is `known` nothing else
+    is measured. `say` gets a line for each figure. Best in a process of its own that called `harness.host.malloc.tune`,
+    as ranks do. Raises ValueError without such devices.
     """
     found = devices.detect(wanted)
     if not found.count:
         raise ValueError("there is no GPU that torch can use: cluster.device=cpu")
-    return _gpus(found, say) if found.kind == "cuda" else _cpu(found, say)
+    return _gpus(found, say) if found.kind == "cuda" else _cpu(found, say, processes, known)
 
 
 # -- CPU devices: each is a thread that computes with one intra-op thread ----------------------------------------------
 
 
-def _cpu(found: DetectedDevices, say: Say) -> Machine:
+def _cpu(found: DetectedDevices, say: Say, processes: bool, known: Machine | None) -> Machine:
     cores = devices.cores()
-    calls = time_calls.measure(cores, say)  # it forks, and so does the next: before torch has threads
-    if cores > 1:
-        say("timing processes on all cores")
-    process_cores = work_together.processes_together(cores) if cores > 1 else 1.0
+    calls, process_cores = _processes(cores, say) if processes else ((), 0.0)  # it forks: before torch has threads
+    if known:
+        return replace(known, process_cores=process_cores, calls=calls)
     with intra_op_threads(1), work_together.queues_of_devices(max(2, cores)) as queues:
         device = _device(found, "cpu", _wall, say)
         say("timing messages")
@@ -76,6 +78,15 @@ def _cpu(found: DetectedDevices, say: Say) -> Machine:
         say("timing all cores together")
         threads = work_together.threads_together(queues[:cores])
     return Machine(device, link, None, threads, process_cores, calls, reference_s)
+
+
+def _processes(cores: int, say: Say) -> tuple[tuple[CallTimes, ...], float]:
+    """What processes call, and how many cores' worth of work they do at once."""
+    calls = time_calls.measure(cores, say)
+    if cores == 1:
+        return calls, 1.0
+    say("timing processes on all cores")
+    return calls, work_together.processes_together(cores)
 
 
 def _wall(work: Callable[[], object], calls: int) -> float:

@@ -42,7 +42,7 @@ def calibrate(config: DictConfig, count: int, folder: Path, progress: Progress) 
     """
     (folder / calibrated_cluster.FILE).unlink(missing_ok=True)
     known = machine.stored(config.cluster.device, config.remeasure, config.precision.tf32)
-    if known is None:
+    if known is None or not known.knows_processes:
         progress.phase("measuring this machine", "once: peaks, memory, links")
         known = supervisor.measure_machine(
             folder, TITLE, config.launch.timeout_s, config.cluster.device, config.precision.tf32

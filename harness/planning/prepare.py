@@ -34,6 +34,12 @@ from harness.simulator import layer_times
 from harness.trackers import Tracker
 
 T = TypeVar("T")
+MEASURED = {
+    "all": "peaks, memory, links, processes",
+    "threads": "peaks, memory, links",
+    "processes": "what processes call, and the cores that they share",
+}
+"""What is measured of a machine with the parts of `supervisor.measure_machine`."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ class _Preparation:
         self.title = title(config, overrides)
         self.profiles = Profiles(config, overrides, folder, progress, ahead)
         self.machine = _stored_machine(config)
+        self.several = False
+        """Whether the engine's devices are processes, so that the machine is measured for these, too."""
         self.problems: list[Problem] = []
 
     def prepare(self, planning_by: Callable[[Planner], Planner]) -> Prepared:
@@ -119,6 +127,7 @@ class _Preparation:
         config = self.config
         known = self.collect(self.cluster)
         engine: Engine = self.needed(lambda: registry.build("engine", config.engine))
+        self.several = engine.capabilities.multi_process
         configured: Planner = self.needed(lambda: registry.build("planner", config.planner))
         planner = planning_by(configured)
         tracker: Tracker = self.needed(lambda: registry.build("tracker", config.tracker))
@@ -163,6 +172,8 @@ class _Preparation:
     def ground(self) -> Ground:
         known = self.collect(self.cluster)
         self.problems += request.profiling(self.config)
+        engine = self.collect(lambda: registry.build("engine", self.config.engine))
+        self.several = bool(engine and engine.capabilities.multi_process)
         cluster, profile = self.profiled(known)
         if self.config.profile:
             self.problems += profile_match.stored(self.config, profile, self.model_given)
@@ -215,7 +226,7 @@ class _Preparation:
         """The cluster and the profile; what is measured for them is measured now if nothing speaks against the run."""
         cluster = known or self.needed(self.cluster)
         origin = profiles.origin(self.config, cluster)
-        if self.machine is None and self.needs_machine(origin):
+        if not self.knows_enough(self.machine) and self.needs_machine(origin):
             self.stop()
             self.machine = self.measured_machine()
             cluster = self.needed(self.cluster)
@@ -246,15 +257,22 @@ class _Preparation:
         )
         return local and (timeless or config.costs in ("scaled", "analytic"))
 
+    def knows_enough(self, known: Machine | None) -> bool:
+        """Whether all of this machine that the engine uses is measured."""
+        return known is not None and (known.knows_processes or not self.several)
+
     def measured_machine(self) -> Machine:
-        """Measure this machine in a worker process, once, and cache it for later runs."""
+        """Measure this machine in a worker process, once, and cache it for later runs; what processes do, when the
+        first engine needs it."""
         wanted = profiles.wanted(self.config)
         tf32, limit_s = self.config.precision.tf32, self.config.launch.timeout_s
         with one_at_a_time.alone(one_at_a_time.MEASURING, self.progress.phase):
-            if known := _stored_machine(self.config):
+            known = _stored_machine(self.config)
+            if known and self.knows_enough(known):
                 return known
-            self.progress.phase("measuring this machine", "once: peaks, memory, links")
-            return supervisor.measure_machine(self.folder, self.title, limit_s, wanted, tf32)
+            parts = "processes" if known else "all" if self.several else "threads"
+            self.progress.phase("measuring this machine", f"once: {MEASURED[parts]}")
+            return supervisor.measure_machine(self.folder, self.title, limit_s, wanted, tf32, parts)
 
     def compare(self) -> None:
         """A stored profile with the model that the user chose, if all is well so far; no other one is planned for."""

@@ -119,14 +119,18 @@ def compare_profile(folder: Path, config: DictConfig) -> None:
     check_profile(built(config, profile.micro_batch), profile, config.profile)
 
 
-def measure_machine(folder: Path, config: DictConfig, kind: str) -> None:
-    """Measure the devices of one kind ("cpu"), as the run uses them; writes `machine.json`."""
+def measure_machine(folder: Path, config: DictConfig, kind: str, parts: str = "all") -> None:
+    """Measure the devices of one kind ("cpu"), as the run uses them; writes `machine.json`.
+
+    `parts`: "all", all but what several processes do ("threads"), or that alone ("processes"), next to what is in the
+    cache."""
     say("loading torch")
     from harness.measure import benchmark_machine
     from harness.runtime.training_state import choose_kernels
 
     choose_kernels(config.precision.tf32, config.precision.cudnn_benchmark)
-    benchmark_machine.measure(kind, say).save(folder / MACHINE)
+    known = machine.stored(kind, tf32=config.precision.tf32) if parts == "processes" else None
+    benchmark_machine.measure(kind, say, parts != "threads", known).save(folder / MACHINE)
 
 
 def measure_engine(folder: Path, config: DictConfig) -> None:

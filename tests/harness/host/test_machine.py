@@ -62,6 +62,21 @@ def test_a_cpu_has_plausible_figures(measured):
     assert moments[-1] < 16  # 7 where nobody else computes
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("computation")
+def test_what_processes_do_is_measured_next_to_what_is_known():
+    """Only engines of several processes need it."""
+    without = benchmark_machine.measure("cpu", processes=False)
+    assert not without.calls and not without.process_cores and not without.knows_processes
+    both = benchmark_machine.measure("cpu", known=without)
+    assert both.calls and both.knows_processes
+    assert replace(both, calls=(), process_cores=0.0) == without
+
+
+def test_gpus_share_no_cores():
+    assert Machine(Device("a GPU"), Link()).knows_processes
+
+
 @pytest.mark.usefixtures("computation")
 def test_it_makes_progress_all_the_time(measured):
     """A run with a short `launch.timeout_s` is not ended on a machine that is measured first; 3 s are seen on a busy

@@ -124,7 +124,7 @@ def test_this_machine_is_measured_as_the_run_uses_it(
     for place in (torch.backends.cuda.matmul, torch.backends.cudnn):
         monkeypatch.setattr(place, "allow_tf32", not tf32)
 
-    def measure(kind: str, say: object) -> Machine:
+    def measure(kind: str, say: object, processes: bool, known: Machine | None) -> Machine:
         seen.extend([torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32])
         return Machine(Device("a GPU"), Link())
 
