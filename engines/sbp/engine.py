@@ -61,7 +61,7 @@ class SBPEngine(Engine):
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """A plan without traffic is none for tensor parallelism; some blocks cannot be brought together."""
-        if (found := unsplit(plan, "sbp", profile)) or not plan.layouts or cluster.name != HERE:
+        if (found := unsplit(plan, "sbp")) or not plan.layouts or cluster.name != HERE:
             return found  # or a cost model's, which harness.checks.request refuses to run; or a plan for elsewhere
         wrong = _wrong(plan, profile)
         return [Problem("mesh.tensor", plan.mesh.tensor, message, _fixes(plan, profile)) for message in wrong[:1]]

@@ -75,6 +75,23 @@ def test_tensor_parallel_groups_span_equally_many_nodes(shards: int, fix: str) -
         )
 
 
+SPLITTING = ["planner=autoddl", "planner=megatron", "planner=data_parallel", "mesh.tensor=1"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("engine=sbp", [("engine", "sbp", SPLITTING)]),
+        ("engine=sbp mesh.tensor=1", []),
+        ("engine=sbp planner=autoddl", []),
+        ("engine=deepspeed mode=plan cluster=flat mesh.tensor=2", [("engine", "deepspeed", SPLITTING)]),
+        ("engine=sbp mode=tune", []),  # which searches planners, too
+    ],
+)
+def test_shards_of_a_planner_that_splits_nothing_are_refused_by_the_keys(typed: str, found: list[Row]) -> None:
+    assert problems(*typed.split()) == found
+
+
 def test_a_cluster_that_is_wrong_itself_leaves_what_needs_none() -> None:
     config = compose([PIPELINING, "engine.schedule=1f1b", "mesh.pipeline=2", "batch.micro_batches=1"])
     config.batch.micro_batches = 7

@@ -291,6 +291,7 @@ CASES = {
 }
 LATER = {
     "mesh.pipeline=16": "how many layers there are is known once there is a profile",
+    "engine=sbp mesh.tensor=2": "whether a model has matmuls is known once there is a profile",
     "engine=single planner=autoddl": "whether a model has matmuls is known once there is a profile",
     "mode=run engine=sbp planner=autoddl planner.paths=paper": "whether a model has matmuls is known by its profile",
     "engine=deepspeed engine.offload=true engine.zero=0": "what engines refuse is checked once their keys are right",
