@@ -5,7 +5,7 @@ precision=mixed cluster=summit     a V100 has no bfloat16     -> float16 with sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from omegaconf import DictConfig
@@ -48,6 +48,22 @@ def instead(config: DictConfig, can: Capabilities) -> list[Fix]:
         elif "float16" in can.dtypes:
             fixes.insert(place, {"precision": "fp16"})
     return fixes
+
+
+def without_float16(config: DictConfig, can: Capabilities, peaks: Mapping[str, float]) -> tuple[Fix, ...]:
+    """Settings for a run in float16 that overflows, the fastest first by the FLOP/s of the devices; () for others.
+
+    Of devices without a peak it is not known what they have.
+    """
+    precision, known = config.precision, any(peaks.values())
+    names = [name for name in ("bfloat16", "float32") if peaks.get(name) or not known]
+    names.sort(key=lambda name: -peaks.get(name, 0.0))
+    if precision.dtype == "float16":
+        return tuple({"precision.dtype": name} for name in names if name in can.dtypes)
+    if precision.autocast != "float16":
+        return ()
+    scaled: Fix = {"precision.grad_scaler": False} if precision.grad_scaler else {}
+    return tuple({"precision.autocast": None if name == "float32" else name} | scaled for name in names)
 
 
 def float32(config: DictConfig) -> Fix:
