@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from omegaconf import DictConfig
@@ -9,7 +10,6 @@ from omegaconf import DictConfig
 from harness.checks import request as checks_request
 from harness.checks.mesh import given_balance, resolve
 from harness.config import registry
-from harness.core import divisors
 from harness.core.cluster import Cluster
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Fix, Problem
@@ -76,13 +76,13 @@ def _open_files(config: DictConfig, engine: Engine, mesh: Mesh, cluster: Cluster
 
 
 def _astride(mesh: Mesh, cluster: Cluster) -> list[Problem]:
-    """Tensor-parallel groups of some stages span two nodes, those of others one: all must span equally many."""
+    """Tensor-parallel groups of some stages span two nodes, those of others one: all must span equally many. What
+    divides the model into `shards` divides it into a divisor of them, too."""
     shards, each = mesh.tensor, cluster.devices_per_node
-    if mesh.size <= each or each % shards == 0 or shards > each:  # of more than a node has the planner says
+    if mesh.size <= each or cluster.places_equally(shards) or shards > each:  # of more than a node has the planner says
         return []
     message = f"does not divide the {each} devices of a node: some tensor-parallel groups would span two nodes"
-    fix = {"mesh.tensor": max(n for n in divisors.list_divisors(each) if n < shards)}
-    return [Problem("mesh.tensor", shards, message, (fix,))]
+    return [Problem("mesh.tensor", shards, message, ({"mesh.tensor": math.gcd(shards, each)},))]
 
 
 def unsplit(plan: Plan, engine: str) -> list[Problem]:

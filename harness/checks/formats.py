@@ -15,6 +15,7 @@ from harness.interfaces import Capabilities
 
 PEAK = "cluster.peak_tflops."
 """The keys of the devices' peaks: this and a format."""
+BANDWIDTH = "cluster.memory_bandwidth_gb_s"
 
 
 def computes(config: DictConfig, name: str) -> bool:
@@ -24,10 +25,18 @@ def computes(config: DictConfig, name: str) -> bool:
 
 
 def with_instead(problems: Sequence[Problem], config: DictConfig, can: Capabilities) -> list[Problem]:
-    """The problems, those that a peak is missing with the formats to take instead."""
-    precision = config.precision
-    key = f"{PEAK}{precision.autocast or precision.dtype}"
-    return [replace(one, fixes=(*one.fixes, *instead(config, can))) if one.key == key else one for one in problems]
+    """The problems, those that a peak or a bandwidth is missing with what to take instead: another format, or, where
+    the devices may have this one, the layer times of this machine."""
+    key = f"{PEAK}{config.precision.autocast or config.precision.dtype}"
+    others = instead(config, can)
+    measured: list[Fix] = [] if config.profile else [{"costs": "measured"}]
+    found = []
+    for one in problems:
+        if one.key == key and others:
+            found.append(replace(one, fixes=tuple(others), hint=""))
+        else:
+            found.append(replace(one, fixes=tuple(measured)) if one.key in (key, BANDWIDTH) else one)
+    return found
 
 
 def instead(config: DictConfig, can: Capabilities) -> list[Fix]:

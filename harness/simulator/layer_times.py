@@ -113,7 +113,7 @@ def _with_advice(message: str, profile: ModelProfile, device: Device) -> Problem
             fixes.insert(0, {"costs": "scaled"})
         lacking = [problem.hint for problem in _without_peaks(profile, device)]
         if lacking:
-            fixes, hint = [], " ".join([*lacking, "costs=analytic"])
+            fixes, hint = [], f"{' and '.join(lacking)}, with costs=analytic"
     return Problem("layer times", None, message, tuple(fixes), hint)
 
 
@@ -262,11 +262,11 @@ def _without_peaks(profile: ModelProfile, device: Device) -> list[Problem]:
         key = f"cluster.peak_tflops.{_format(profile)}"
         formats = ", ".join(sorted(name for name, peak in device.peak_flops.items() if peak)) or "no format"
         message = f"is needed to price {_name(profile)}, {device.name} has it for {formats}"
-        problems.append(Problem(key, None, message, hint=f"{key}=TFLOPS"))
+        problems.append(Problem(key, None, message, hint=f"its data sheet's TFLOP/s as {key}"))
     if not device.memory_bandwidth:
         key = "cluster.memory_bandwidth_gb_s"
         message = f"is needed to price {_name(profile)}, {device.name} has none"
-        problems.append(Problem(key, None, message, hint=f"{key}=GB_PER_S"))
+        problems.append(Problem(key, None, message, hint=f"its data sheet's GB/s as {key}"))
     return problems
 
 

@@ -137,7 +137,7 @@ def test_devices_that_fill_no_whole_nodes():
     planner = AutoDDL(Config())
     with pytest.raises(NoPlan) as caught:
         planner.plan(NET, cluster(8, local=4), ADAM, request(NET, 6))
-    assert row(caught.value.problem) == ("mesh.tensor", 6, ["mesh.tensor=4"])
+    assert row(caught.value.problem) == ("mesh.tensor", 6, ["mesh.tensor=2"]), "by which the model divides, if by 6"
 
 
 def test_stages_have_parts_of_the_chain():

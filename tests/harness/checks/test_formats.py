@@ -76,6 +76,20 @@ def test_instead_of_float16_the_fastest_format_of_the_devices(
         assert not request.request(compose(left), can, None) and not request.notes(compose(left), can)
 
 
+def test_a_format_that_devices_lack_has_no_peak_to_be_typed() -> None:
+    """Where they may have it, the user alone knows the peak, and layers can be measured here."""
+    can = registry.build("engine", compose([]).engine).capabilities
+    lacks = Problem(f"{formats.PEAK}bfloat16", None, "is needed", hint="its peak")
+    speed = Problem(formats.BANDWIDTH, None, "is needed", hint="its bandwidth")
+    (v100,) = formats.with_instead([lacks], compose(["mode=plan", "cluster=summit", "precision=bf16"]), can)
+    assert v100.fixes and not v100.hint
+    flat = compose(["mode=plan", "cluster=flat", "precision=bf16", "costs=analytic"])
+    for one in formats.with_instead([lacks, speed], flat, can):
+        assert list(map(typed, one.fixes)) == ["costs=measured"] and one.hint
+    flat.profile = "p.json"
+    assert not any(one.fixes for one in formats.with_instead([lacks, speed], flat, can)), "it may be of another device"
+
+
 def test_none_where_no_peaks_are_known() -> None:
     config = compose(["mode=plan", "cluster=flat", "costs=analytic"])
     assert formats.instead(config, registry.build("engine", config.engine).capabilities) == []

@@ -224,8 +224,8 @@ def test_what_the_key_costs_takes(profile, costs, device, described, given, take
     assert with_layer_times(profile, costs, device, described, given) == wanted[taken]()
 
 
-PEAKS = "cluster.peak_tflops.float32=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic"
-BANDWIDTH = "cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic"
+BANDWIDTH = "its data sheet's GB/s as cluster.memory_bandwidth_gb_s, with costs=analytic"
+PEAKS = f"its data sheet's TFLOP/s as cluster.peak_tflops.float32 and {BANDWIDTH}"
 BOTH = [{"costs": "scaled"}, {"costs": "analytic"}]
 # profile, device, given: fixes, hint
 BORROWED = [
