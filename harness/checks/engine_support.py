@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
+from harness.checks import formats
 from harness.checks import request as checks_request
 from harness.checks.mesh import given_balance, resolve
 from harness.config import registry
@@ -27,6 +28,7 @@ def early(config: DictConfig, engine: Engine, cluster: Cluster | None) -> list[P
     own = refused(config, engine, cluster) if cluster else []
     fixed = [problem.fixes[0].keys() for problem in own if problem.fixes]
     asked = checks_request.request(config, engine.capabilities, cluster)
+    asked += formats.lacking(config, engine.capabilities, cluster) if cluster else []
     asked += rank_starter.problems(config, engine.capabilities)
     asked += _compares(config, engine)
     return [problem for problem in asked if not problem.fixes or problem.fixes[0].keys() not in fixed] + own

@@ -10,8 +10,10 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
+from harness.core.cluster import Cluster
 from harness.core.problem import Fix, Problem
 from harness.interfaces import Capabilities
+from harness.simulator import layer_times
 
 PEAK = "cluster.peak_tflops."
 """The keys of the devices' peaks: this and a format."""
@@ -37,6 +39,15 @@ def with_instead(problems: Sequence[Problem], config: DictConfig, can: Capabilit
         else:
             found.append(replace(one, fixes=tuple(measured)) if one.key in (key, BANDWIDTH) else one)
     return found
+
+
+def lacking(config: DictConfig, can: Capabilities, cluster: Cluster) -> list[Problem]:
+    """The format of a run whose layer times follow from the peaks of a described cluster, if that has none in it."""
+    priced = config.costs == "analytic" or (config.costs == "auto" and any(cluster.device.peak_flops.values()))
+    if config.cluster.name == "local" or config.profile or not priced:
+        return []  # a stored profile may have times of its own
+    found = layer_times.without_peak(config.precision.autocast or config.precision.dtype, cluster.device)
+    return with_instead(found, config, can)
 
 
 def instead(config: DictConfig, can: Capabilities) -> list[Fix]:

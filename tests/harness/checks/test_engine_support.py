@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from harness.checks import engine_support, mesh, request
+from harness.checks import engine_support, formats, mesh, request
 from harness.cli.compose import compose
 from harness.config import registry
 from harness.core.cluster import Cluster, Device, Link
 from harness.core.plan import Mesh
+from harness.core.problem import CannotRun
 from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.interfaces import Capabilities
+from harness.planning import prepare
+from harness.report.progress import Progress
 from tests.problems import Row, keys, rows
 
 ROOT = Path(__file__).parents[3]
@@ -75,6 +80,19 @@ def test_tensor_parallel_groups_span_equally_many_nodes(shards: int, fix: str) -
         assert engine_support.refused(config, engine, Cluster(nodes=2, devices_per_node=6)) == [], (
             "they are on one node"
         )
+
+
+def test_a_format_that_devices_lack_is_reported_with_the_batch() -> None:
+    typed = ["model=mlp", "mode=plan", "engine=fsdp", "cluster=summit", "cluster.nodes=1", "batch.size=7"]
+    config = compose([*typed, "precision=bf16"])
+    with pytest.raises(CannotRun) as caught:
+        prepare.prepare(config, typed, Path(), Progress(Console(file=io.StringIO())))
+    assert keys(caught.value.problems) == ["batch.size", "cluster.peak_tflops.bfloat16"]
+    on, engine = Cluster(device=Device(peak_flops={"float32": 1e12})), registry.build("engine", config.engine)
+    for more, lacks in (("costs=measured", 0), ("precision=fp32", 0), ("profile=p.json", 0), ("costs=analytic", 1)):
+        given = compose([*typed, "batch.size=8", "precision=bf16", more]) if more != "profile=p.json" else config.copy()
+        given.profile = "p.json" if more == "profile=p.json" else None
+        assert len(formats.lacking(given, engine.capabilities, on)) == lacks, more
 
 
 SPLITTING = ["planner=autoddl", "planner=megatron", "planner=data_parallel", "mesh.tensor=1"]
