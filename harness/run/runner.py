@@ -282,7 +282,7 @@ class Run:
         self.folder.update(plan=plan.to_json(), predicted=plan.predicted, metrics=found.metrics(), manifest=used)
         tune.report(found, self.folder.path, self.progress)
         if found.interrupted:
-            raise KeyboardInterrupt("interrupted while it searched: what it had found is recorded")
+            raise KeyboardInterrupt("the search has ended before all was searched, and what it had found is recorded")
 
     def draw(self, panels: list[tuple[str, Trace]], prepared: Prepared) -> None:
         """The timelines, one below the other, and a plan's pattern; without a picture the run is as good."""
@@ -343,6 +343,8 @@ class Run:
             lines += [f"the ranks' output: {log}"] if log.exists() else []
             if steps := checkpoint_files.steps(path):
                 lines.append(f"start it again with out={path} to resume {after_steps(steps[0])}")
+            elif status == "preempted":
+                lines.append("start it again: it begins from the start, with what had been measured")
         console = plain(stderr=True)
         for line in [*lines, message]:
             if line:
