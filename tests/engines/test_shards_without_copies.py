@@ -30,6 +30,7 @@ def storages(value: Any) -> Iterator[int]:
         yield value.untyped_storage().data_ptr()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HERE)
 def test_shards_are_the_tensors_of_the_session(name: str) -> None:
     """Two states that are there at the same time have the same memory; copies would have memory of their own."""
