@@ -658,7 +658,7 @@ MUTANTS = (
            "tests/harness/checks/test_formats.py", "no_peak_to_be_typed"),
     Mutant("fewer shards that span nodes", "planners/tensor_parallel_base.py",
            " if cluster.places_equally(n))", ")",
-           "tests/harness/checks/test_fixes_apply.py", "mesh.tensor=48"),
+           "tests/planners/test_tensor_parallel_base.py", "fill_nodes_equally"),
     Mutant("a search that does not note what a run does", "harness/planning/tune/outcome.py",
            "        *request.notes(scheme.config, engine.capabilities),\n", "",
            "tests/harness/planning/tune/test_candidate_search.py", "nobody_scales"),
