@@ -215,7 +215,7 @@ class SessionSpec:
 
     `unused`: some weights get no gradient in a pass. `by_value`: which ones depends on the values of tensors.
     `channels_last`: weights of convolutions are in this order. `compile`: layers are compiled.
-    `grad_scaler`: losses are scaled. `cuda_graphs`: layers are captured in CUDA graphs.
+    `grad_scaler`: losses are scaled. `cuda_graphs`: layers are captured in CUDA graphs. `instead`: fixes of float16.
     """
 
     devices: tuple[str, ...]
@@ -229,6 +229,7 @@ class SessionSpec:
     compile: bool = False
     grad_scaler: bool = False
     cuda_graphs: bool = False
+    instead: tuple[Fix, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -148,7 +149,7 @@ def split_problem(
         grid = grid_from_cluster(cluster, request.tensor)
     except ValueError as error:
         message = f"is no whole number of nodes of {cluster.devices_per_node} devices"
-        whole: Fix = {"mesh.tensor": cluster.devices_per_node}
+        whole: Fix = {"mesh.tensor": math.gcd(request.tensor, cluster.devices_per_node)}
         raise NoPlan(Problem("mesh.tensor", request.tensor, message, (whole,))) from error
     try:
         chain = chain_from_profile(profile)
@@ -326,7 +327,7 @@ def none(
     def divisible() -> list[Fix]:
         """Return fixes with which the matmuls divide evenly."""
         fixes = [*_fewer_micro_batches(problem, request, works), *_larger_batch(problem, request, works),
-                 *_fewer_devices(problem, request, works)]  # fmt: skip
+                 *_fewer_devices(problem, request, works, cluster)]  # fmt: skip
         return fixes[:2]
 
     return NoPlan(Problem("mesh.tensor", request.tensor, _unsplit(problem, error)), divisible)
@@ -385,7 +386,8 @@ def _larger_batch(problem: SplitProblem, request: PlanRequest, works: Works) -> 
     return [{"batch.size": size}] if wanted > samples and works(wanted, size, devices) else []
 
 
-def _fewer_devices(problem: SplitProblem, request: PlanRequest, works: Works) -> list[Fix]:
+def _fewer_devices(problem: SplitProblem, request: PlanRequest, works: Works, cluster: Cluster) -> list[Fix]:
+    """Returns the most devices that work, in groups that all stages have equally on nodes."""
     samples, size = _samples(problem), request.batch.size
-    fewer = (n for n in range(request.tensor - 1, 0, -1) if request.tensor % n == 0)
+    fewer = (n for n in divisors.list_divisors(request.tensor)[-2::-1] if cluster.places_equally(n))
     return list(islice(({"mesh.tensor": n} for n in fewer if works(samples, size, n)), 1))

@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 import run
 from harness.cli.compose import FURTHER, compose
 from harness.config import registry
-from harness.config.overrides import leaves, quoted
+from harness.config.key_names import leaves
+from harness.config.overrides import quoted
 from harness.core.model_profile import LayerProfile, ModelProfile
 
 NO_TORCH = """

@@ -169,7 +169,7 @@ class DeepSpeedEngine(Engine):
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         zero = self.config.zero
-        if found := unsplit(plan, "deepspeed", profile):
+        if found := unsplit(plan, "deepspeed"):
             return found
         if len(plan.stages) > len(plan.devices):
             devices = ", ".join(str(stage.device) for stage in plan.stages)

@@ -47,8 +47,8 @@ class DeepSpeedSession(DistributedSession):
         why = "gradients are not finite, DeepSpeed skips the optimizer"
         if self.rank == 0:
             print(f"step {self.steps - 1}: {why}; {self.engine.skipped_steps} skipped so far", flush=True)
-        bfloat16 = {"precision.dtype": "bfloat16"}
-        return replace(metrics, skipped=Problem("precision.dtype", self.spec.dtype, why, (bfloat16,), "more steps"))
+        skipped = Problem("precision.dtype", self.spec.dtype, why, self.spec.instead, "more steps")
+        return replace(metrics, skipped=skipped)
 
     def updates_with(self, optimizer: torch.optim.Optimizer) -> None:
         """Take torch's optimizer, which DeepSpeed's drives."""

@@ -70,7 +70,8 @@ class OptimizerStep:
             if config.offload
             else DeviceOptimizer(self.flat, self.optimizer, stage, now, note)
         )
-        self.scaling = LossScale(config.loss_scale) if spec.dtype == "float16" else None
+        self.instead = spec.instead
+        self.scaling = LossScale(config.loss_scale, self.instead) if spec.dtype == "float16" else None
         self.done = [0] * len(parameters)  # updates of each
 
     @property
@@ -88,7 +89,7 @@ class OptimizerStep:
             return Problem("engine.loss_scale", self.scaling.fixed, message, (fix,))
         message = f"is too coarse: {self.scaling.overflow}, now the scale is {self.scale:g}"
         hint = "more steps, or a smaller engine.loss_scale"
-        return Problem("precision.dtype", "float16", message, ({"precision.dtype": "bfloat16"},), hint)
+        return Problem("precision.dtype", "float16", message, self.instead, hint)
 
     def begin(self) -> None:
         """A step begins."""

@@ -61,10 +61,10 @@ class SBPEngine(Engine):
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """A plan without traffic is none for tensor parallelism; some blocks cannot be brought together."""
-        if (found := unsplit(plan, "sbp", profile)) or not plan.layouts or cluster.name != HERE:
+        if (found := unsplit(plan, "sbp")) or not plan.layouts or cluster.name != HERE:
             return found  # or a cost model's, which harness.checks.request refuses to run; or a plan for elsewhere
-        wrong = _wrong(plan, profile)
-        return [Problem("mesh.tensor", plan.mesh.tensor, message, _fixes(plan, profile)) for message in wrong[:1]]
+        wrong = _wrong(plan, profile)[:1]
+        return [Problem("mesh.tensor", plan.mesh.tensor, message, _fixes(plan, profile, cluster)) for message in wrong]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         """Return the schedule: for several stages DeepSpeed's pipeline, 1F1B with blocking messages."""
@@ -93,18 +93,19 @@ def _wrong(plan: Plan, profile: ModelProfile) -> list[str]:
         return [str(error)]
 
 
-def _fixes(plan: Plan, profile: ModelProfile) -> tuple[Fix, ...]:
+def _fixes(plan: Plan, profile: ModelProfile, cluster: Cluster) -> tuple[Fix, ...]:
     """A batch of which all devices have as many samples, data parallel if that is not enough; or fewer devices."""
     samples, devices = profile.micro_batch, plan.mesh.tensor
     wanted = -(-samples // devices) * devices
     enough = wanted > samples and not _wrong(plan, profile.for_samples(wanted))
     more: Fix = {} if enough else {"planner": "data_parallel"}
     more |= {"batch.size": wanted * plan.micro_batches * plan.mesh.data} if wanted > samples else {}
-    return more, {"mesh.tensor": _fewer(devices, chain_from_profile(profile))}
+    return more, {"mesh.tensor": _fewer(devices, chain_from_profile(profile), cluster)}
 
 
-def _fewer(devices: int, chain: Chain) -> int:
-    """The most by which every block divides: all sizes do, or there is one digit, by which a plan divides once."""
+def _fewer(devices: int, chain: Chain, cluster: Cluster) -> int:
+    """The most by which every block divides: all sizes do, or there is one digit, by which a plan divides once. All
+    stages have as many of them on a node."""
     sizes = {size for item in chain.matmuls for size in (item.samples, item.inputs, item.divided)}
-    below = divisors.list_divisors(devices)[:-1]
+    below = [n for n in divisors.list_divisors(devices)[:-1] if cluster.places_equally(n)]
     return max(n for n in below if len(divisors.list_divisors(n)) == 2 or not any(size % n for size in sizes))

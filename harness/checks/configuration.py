@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from omegaconf import DictConfig
 
 from harness.checks import engine_support, request, stored_profile
 from harness.config import cluster_config, registry
+from harness.config.overrides import title
 from harness.core.problem import CannotRun, Problem
 from harness.host import slurm_job
 from harness.interfaces import Engine
@@ -28,6 +29,17 @@ def request_problems(config: DictConfig, overrides: Sequence[str], expected: Exp
     stored_profile.follow(config, overrides)
     with expecting(config, expected):
         return _against_request(config)
+
+
+@contextmanager
+def with_request(config: DictConfig, overrides: Sequence[str]) -> Iterator[None]:
+    """What is refused within it, for other reasons, comes with the problems of the request itself."""
+    try:
+        yield
+    except CannotRun as error:
+        keys = {problem.key for problem in error.problems}
+        further = [problem for problem in request_problems(config, overrides) if problem.key not in keys]
+        raise CannotRun([*error.problems, *further], title(config, overrides)) from error
 
 
 def expecting(config: DictConfig, expected: Expected | None) -> AbstractContextManager[None]:

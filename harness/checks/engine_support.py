@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from omegaconf import DictConfig
 
+from harness.checks import formats
 from harness.checks import request as checks_request
 from harness.checks.mesh import given_balance, resolve
-from harness.core import divisors
+from harness.config import registry
 from harness.core.cluster import Cluster
-from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Fix, Problem
 from harness.host import open_files
@@ -27,6 +28,7 @@ def early(config: DictConfig, engine: Engine, cluster: Cluster | None) -> list[P
     own = refused(config, engine, cluster) if cluster else []
     fixed = [problem.fixes[0].keys() for problem in own if problem.fixes]
     asked = checks_request.request(config, engine.capabilities, cluster)
+    asked += formats.lacking(config, engine.capabilities, cluster) if cluster else []
     asked += rank_starter.problems(config, engine.capabilities)
     asked += _compares(config, engine)
     return [problem for problem in asked if not problem.fixes or problem.fixes[0].keys() not in fixed] + own
@@ -58,7 +60,14 @@ def refused(config: DictConfig, engine: Engine, cluster: Cluster) -> list[Proble
         last = engine.refuses(request, config.precision.dtype, cluster)
         known = {problem.key for problem in found}
         found = [problem for problem in last if problem.key in known or stages == fewest]
-    return found + _astride(mesh, cluster) + _open_files(config, engine, mesh, cluster)
+    return found + _unsplit(config, mesh) + _astride(mesh, cluster) + _open_files(config, engine, mesh, cluster)
+
+
+def _unsplit(config: DictConfig, mesh: Mesh) -> list[Problem]:
+    """Tensor parallelism with a planner that splits no matmuls, known before anything is measured; mode=tune searches
+    planners, too."""
+    unsplit = mesh.tensor > 1 and config.mode != "tune" and not registry.splits_matmuls(config.planner.name)
+    return [no_split(mesh.tensor, config.engine.name)] if unsplit else []
 
 
 def _open_files(config: DictConfig, engine: Engine, mesh: Mesh, cluster: Cluster) -> list[Problem]:
@@ -69,26 +78,24 @@ def _open_files(config: DictConfig, engine: Engine, mesh: Mesh, cluster: Cluster
 
 
 def _astride(mesh: Mesh, cluster: Cluster) -> list[Problem]:
-    """Tensor-parallel groups of some stages span two nodes, those of others one: all must span equally many."""
+    """Tensor-parallel groups of some stages span two nodes, those of others one: all must span equally many. What
+    divides the model into `shards` divides it into a divisor of them, too."""
     shards, each = mesh.tensor, cluster.devices_per_node
-    if mesh.size <= each or each % shards == 0 or shards > each:  # of more than a node has the planner says
+    if mesh.size <= each or cluster.places_equally(shards) or shards > each:  # of more than a node has the planner says
         return []
     message = f"does not divide the {each} devices of a node: some tensor-parallel groups would span two nodes"
-    fix = {"mesh.tensor": max(n for n in divisors.list_divisors(each) if n < shards)}
-    return [Problem("mesh.tensor", shards, message, (fix,))]
+    return [Problem("mesh.tensor", shards, message, ({"mesh.tensor": math.gcd(shards, each)},))]
 
 
-def unsplit(plan: Plan, engine: str, profile: ModelProfile) -> list[Problem]:
+def unsplit(plan: Plan, engine: str) -> list[Problem]:
     """A problem if mesh.tensor is above 1 and the plan has no strategies for tensor parallelism."""
-    if plan.mesh.tensor == 1 or plan.traffic:
-        return []
-    return [no_split(plan.mesh.tensor, engine, any(layer.products for layer in profile.layers))]
+    return [no_split(plan.mesh.tensor, engine)] if plan.mesh.tensor > 1 and not plan.traffic else []
 
 
-def no_split(shards: int, engine: str, has_matmuls: bool = True) -> Problem:
-    """The problem of a planner that splits no matmuls; if the model has none either, no planner is offered as a fix."""
+def no_split(shards: int, engine: str) -> Problem:
+    """The problem of a planner that splits no matmuls."""
     message = f"needs a plan that says how {shards} devices split each matmul"
-    splitting: list[Fix] = [{"planner": name} for name in ("autoddl", "megatron", "data_parallel") if has_matmuls]
+    splitting: list[Fix] = [{"planner": name} for name in ("autoddl", "megatron", "data_parallel")]
     return Problem("engine", engine, message, (*splitting, {"mesh.tensor": 1}))
 
 

@@ -5,16 +5,19 @@ precision=mixed cluster=summit     a V100 has no bfloat16     -> float16 with sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from omegaconf import DictConfig
 
+from harness.core.cluster import Cluster
 from harness.core.problem import Fix, Problem
 from harness.interfaces import Capabilities
+from harness.simulator import layer_times
 
 PEAK = "cluster.peak_tflops."
 """The keys of the devices' peaks: this and a format."""
+BANDWIDTH = "cluster.memory_bandwidth_gb_s"
 
 
 def computes(config: DictConfig, name: str) -> bool:
@@ -24,10 +27,27 @@ def computes(config: DictConfig, name: str) -> bool:
 
 
 def with_instead(problems: Sequence[Problem], config: DictConfig, can: Capabilities) -> list[Problem]:
-    """The problems, those that a peak is missing with the formats to take instead."""
-    precision = config.precision
-    key = f"{PEAK}{precision.autocast or precision.dtype}"
-    return [replace(one, fixes=(*one.fixes, *instead(config, can))) if one.key == key else one for one in problems]
+    """The problems, those that a peak or a bandwidth is missing with what to take instead: another format, or, where
+    the devices may have this one, the layer times of this machine."""
+    key = f"{PEAK}{config.precision.autocast or config.precision.dtype}"
+    others = instead(config, can)
+    measured: list[Fix] = [] if config.profile else [{"costs": "measured"}]
+    found = []
+    for one in problems:
+        if one.key == key and others:
+            found.append(replace(one, fixes=tuple(others), hint=""))
+        else:
+            found.append(replace(one, fixes=tuple(measured)) if one.key in (key, BANDWIDTH) else one)
+    return found
+
+
+def lacking(config: DictConfig, can: Capabilities, cluster: Cluster) -> list[Problem]:
+    """The format of a run whose layer times follow from the peaks of a described cluster, if that has none in it."""
+    priced = config.costs == "analytic" or (config.costs == "auto" and any(cluster.device.peak_flops.values()))
+    if config.cluster.name == "local" or config.profile or not priced:
+        return []  # a stored profile may have times of its own
+    found = layer_times.without_peak(config.precision.autocast or config.precision.dtype, cluster.device)
+    return with_instead(found, config, can)
 
 
 def instead(config: DictConfig, can: Capabilities) -> list[Fix]:
@@ -48,6 +68,22 @@ def instead(config: DictConfig, can: Capabilities) -> list[Fix]:
         elif "float16" in can.dtypes:
             fixes.insert(place, {"precision": "fp16"})
     return fixes
+
+
+def without_float16(config: DictConfig, can: Capabilities, peaks: Mapping[str, float]) -> tuple[Fix, ...]:
+    """Settings for a run in float16 that overflows, the fastest first by the FLOP/s of the devices; () for others.
+
+    Of devices without a peak it is not known what they have.
+    """
+    precision, known = config.precision, any(peaks.values())
+    names = [name for name in ("bfloat16", "float32") if peaks.get(name) or not known]
+    names.sort(key=lambda name: -peaks.get(name, 0.0))
+    if precision.dtype == "float16":
+        return tuple({"precision.dtype": name} for name in names if name in can.dtypes)
+    if precision.autocast != "float16":
+        return ()
+    scaled: Fix = {"precision.grad_scaler": False} if precision.grad_scaler else {}
+    return tuple({"precision.autocast": None if name == "float32" else name} | scaled for name in names)
 
 
 def float32(config: DictConfig) -> Fix:

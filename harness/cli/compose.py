@@ -30,17 +30,8 @@ from harness.checks.configuration import Expected
 from harness.cli import choice_files, suggestions, user_models
 from harness.cli.choice_files import CONF
 from harness.config import cluster_config, registry
-from harness.config.overrides import (
-    WANTED,
-    Parsed,
-    closest_key,
-    is_dictionary,
-    leaves,
-    mistyped_interpolations,
-    names,
-    parse,
-    value_problem,
-)
+from harness.config.key_names import closest_key, leaves, names
+from harness.config.overrides import WANTED, Parsed, is_dictionary, mistyped_interpolations, parse, value_problem
 from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, bare_key, refuse
 from harness.host import devices
 

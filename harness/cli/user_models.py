@@ -17,7 +17,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli import choice_files
-from harness.config.overrides import closest_key, described
+from harness.config.key_names import closest_key
+from harness.config.overrides import described
 from harness.core.problem import CannotRun, Problem
 from harness.user_model import keys, reference
 from harness.user_model.reference import Reference

@@ -216,6 +216,11 @@ class Cluster(Document):
     def devices(self) -> int:
         return self.nodes * self.devices_per_node
 
+    def places_equally(self, group: int) -> bool:
+        """Whether groups of so many devices, one after the other, are each on one node, or each on whole nodes."""
+        each = self.devices_per_node
+        return self.nodes == 1 or each % group == 0 or group % each == 0
+
     @property
     def alone_s_per_byte(self) -> float:
         """Seconds of a byte through a node's port, for a transfer that has it to itself."""

@@ -77,9 +77,18 @@ class Chain:
 
     def whole(self, observer: Observer) -> None:
         """`step` without cuts: all layers as one task, of index `WHOLE`, like those of one stage."""
+        value: Value = self.batch.inputs
         with self._autocast(), observer(WHOLE, "forward"):
-            output = _checked(self.layers(self.batch.inputs))
-        _run_backward(zip(tensors(output), self._from_loss(output), strict=True), observer, WHOLE)
+            for index, layer in enumerate(self.layers):
+                try:
+                    value = layer(value)
+                except Exception as error:
+                    self._name_layer(error, index)
+                    raise
+        with self._naming(len(self.layers) - 1):
+            output = _checked(value)
+        with self._naming(WHOLE):  # autograd does not say of which layer an error is
+            _run_backward(zip(tensors(output), self._from_loss(output), strict=True), observer, WHOLE)
 
     def backward(self, tasks: list[Task], observer: Observer) -> None:
         """The backward pass of what `forward` has run, from the loss on."""
@@ -132,8 +141,12 @@ class Chain:
         try:
             yield
         except Exception as error:
-            error.add_note(f"in layer {index} ({self.names[index]}), on a micro-batch of {len(self.batch)}")
+            self._name_layer(error, index)
             raise
+
+    def _name_layer(self, error: Exception, index: int) -> None:
+        where = "the backward pass of all layers" if index == WHOLE else f"layer {index} ({self.names[index]})"
+        error.add_note(f"in {where}, on a micro-batch of {len(self.batch)}")
 
 
 def cut(value: Value) -> Value:

@@ -193,9 +193,9 @@ class Profiles:
         config = self.config
         if config.costs != "auto" or config.cluster.name == "local" or any(config.cluster.peak_tflops.values()):
             return ""
-        fix = f"cluster.peak_tflops.{config.precision.autocast or config.precision.dtype}=TFLOPS"
+        fix = f"its data sheet's TFLOP/s as cluster.peak_tflops.{config.precision.autocast or config.precision.dtype}"
         if config.cluster.memory_bandwidth_gb_s is None:
-            fix += " cluster.memory_bandwidth_gb_s=GB_PER_S"
+            fix += " and GB/s as cluster.memory_bandwidth_gb_s"
         why = "layers will take no time" if origin == "counted" else "profiling here"
         why += ", since cluster.peak_tflops is not given"
         why += "" if origin == "counted" else ": the layer times will be this machine's"

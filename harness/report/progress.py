@@ -38,7 +38,7 @@ class Progress:
         self._status: Status | None = None
         self._bar: Bar | None = None
         self._total = 0
-        self._printed_s = float("-inf")
+        self._printed_s, self._printed = float("-inf"), ""
 
     def __enter__(self) -> Self:
         return self
@@ -62,12 +62,12 @@ class Progress:
             self.note(text)
 
     def detail(self, text: str) -> None:
-        """Shows how far this phase is: at once on a terminal, now and then in a log file."""
+        """Shows how far this phase is: at once on a terminal; in a log file now and then, if it is new."""
         self._say(f"{self._name}  {text}")
         if self._status is not None:
             self._status.update(Text(f"{self._name}  {text}"))
-        elif not self._live and time.monotonic() - self._printed_s >= PLAIN_INTERVAL_S:
-            self._printed_s = time.monotonic()
+        elif not self._live and self._printed != text and time.monotonic() - self._printed_s >= PLAIN_INTERVAL_S:
+            self._printed_s, self._printed = time.monotonic(), text
             self.note(f"{self._name}  {text}")
 
     def steps(self, total: int) -> None:

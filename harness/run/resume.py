@@ -33,7 +33,7 @@ from harness.run.checkpoint_files import RunState, Unusable, after_steps
 
 FREE = ("launch", "tracker", "out", "overwrite", "race")
 """Keys that may differ: the losses do not depend on them."""
-FIRST = ("engine.name", "model.name")
+FIRST = ("engine", "model")
 """Where many keys differ these say most, and then those that both have."""
 NAMED = 5
 
@@ -66,7 +66,7 @@ def find_finished(folder: Path, config: DictConfig) -> RunRecord | None:
         record = stored_record.read(folder)
     except (OSError, SchemaError):
         return None
-    if record.status != "ok" or not record.config or _differences(record.config, config):
+    if record.status != "ok" or not record.config or _differences(record.config, config, record.plan):
         return None
     return record if record.config.get("steps") == config.steps else None
 
@@ -88,7 +88,7 @@ def find_resumable(folder: Path, config: DictConfig, say: Callable[[str], None],
             unusable.append(step)
             continue
         total = config.warmup + config.steps
-        differences = _differences(state.config, config)
+        differences = _differences(state.config, config, state.plan)
         if _done(folder, state) > total:
             differences["steps"] = (state.config.get("steps"), config.steps)
         if differences and not config.overwrite:
@@ -111,7 +111,7 @@ def refuse_to_replace(folder: Path, config: DictConfig, say: Callable[[str], Non
         return
     record = _load_or_none(RunRecord, folder / RECORD)
     finished = is_finished(record)
-    differences = _differences(record.config, config) if record is not None and record.config else {}
+    differences = _differences(record.config, config, record.plan) if record is not None and record.config else {}
     if done and (record is None or finished or differences):
         what = "a finished run" if finished else "a run" if record is not None else "a run without a readable record"
         which = f" with {_spelled(differences)}" if differences else ""
@@ -125,7 +125,7 @@ def say_what_is_replaced(folder: Path, config: DictConfig, say: Callable[[str], 
     record = _load_or_none(RunRecord, folder / RECORD)
     if record is None or record.status != "ok" or is_finished(record) or config.overwrite:
         return
-    differences = _differences(record.config, config)
+    differences = _differences(record.config, config, record.plan)
     others = {key: both for key, both in differences.items() if key != "mode"}
     if differences:
         which = f", with {_spelled(others)}" if others else ""
@@ -169,13 +169,18 @@ def _done(folder: Path, state: RunState) -> int:
     return max(_total(record), state.step) if record is not None and finished else state.step
 
 
-def _differences(before: dict[str, Any], config: DictConfig) -> dict[str, tuple[Any, Any]]:
+def _differences(before: dict[str, Any], config: DictConfig, plan: dict[str, Any] | None) -> dict[str, tuple[Any, Any]]:
     """The keys whose values are others than before, with both; `steps` apart. A key that was not there then had its
-    default: the run is of an earlier version."""
+    default: the run is of an earlier version. Degrees that nobody gave then are those of the plan where they are given
+    now, and other names of keys are none."""
     now = _flat(finite(OmegaConf.to_container(config, resolve=True)))
     earlier = {key: value for key, value in _defaults(config, before).items() if key in now} | _flat(before)
-    keys = (key for key in sorted(earlier.keys() | now.keys()) if key != "steps")
-    known = (key for key in keys if key.partition(".")[0] not in FREE)
+    for degree, size in ((plan or {}).get("mesh") or {}).items():
+        if earlier.get(key := f"mesh.{degree}") is None and now.get(key) is not None:
+            earlier[key] = size
+    schema = registry.schemas().get(("engine", config.engine.name))
+    others = {"steps", "batch.micro_batch_size", *(f"engine.{name}" for name in getattr(schema, "DEGREES", {}))}
+    known = (key for key in sorted((earlier.keys() | now.keys()) - others) if key.partition(".")[0] not in FREE)
     return {key: (earlier.get(key), now.get(key)) for key in known if earlier.get(key) != now.get(key)}
 
 
@@ -205,7 +210,11 @@ def _occupied(out: str, message: str) -> Problem:
     return Problem("out", out, message, fixes)
 
 
-def _spelled(differences: dict[str, tuple[Any, Any]]) -> str:
+def _spelled(found: dict[str, tuple[Any, Any]]) -> str:
+    """What the user can give: of a group with another choice that choice alone, from which its other keys follow."""
+    chosen = [group for group in registry.GROUPS if f"{group}.name" in found]
+    differences = {key: both for key, both in found.items() if key.partition(".")[0] not in chosen}
+    differences |= {group: found[f"{group}.name"] for group in chosen}
     keys = sorted(differences, key=lambda key: (key not in FIRST, None in differences[key], key))
     named = keys if len(keys) <= NAMED else keys[:NAMED]
     texts = [f"{key} {spelled(differences[key][0])} (here {spelled(differences[key][1])})" for key in named]
@@ -230,7 +239,7 @@ def _plan_is_whole(folder: Path, state: RunState) -> bool:
 def _config_is_whole(folder: Path, state: RunState) -> bool:
     try:
         found = OmegaConf.create(files.read_bytes(folder / CONFIG).decode())
-        return isinstance(found, DictConfig) and not _differences(state.config, found)
+        return isinstance(found, DictConfig) and not _differences(state.config, found, None)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException):
         return False
 

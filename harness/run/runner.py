@@ -12,6 +12,7 @@ Whatever happens, record.json says how the run ended.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,13 +21,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from rich.text import Text
 
-from harness.checks import stored_profile
+from harness.checks import configuration, stored_profile
 from harness.config import overrides as config_overrides
-from harness.core import files, run_files, units
-from harness.core.files import LineFollower
+from harness.core import files, run_files
 from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import RunRecord
-from harness.core.run_files import CONFIG, LOG, METRICS, PATTERN, PLAN, PROFILE, RESULT, SIMULATED, TIMELINE, TRACE
+from harness.core.run_files import CONFIG, LOG, PATTERN, PLAN, PROFILE, RESULT, SIMULATED, TIMELINE, TRACE
 from harness.core.serialization import finite
 from harness.core.trace import Trace
 from harness.export import systems
@@ -48,14 +48,16 @@ from harness.run.checkpoint_files import after_steps
 from harness.run.folder_lock import Lock
 from harness.run.manifest import manifest
 from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable, refuse_to_replace, say_what_is_replaced
-from harness.run.run_folder import RunFolder, has_trained, in_use, make_folder, new_id
+from harness.run.run_folder import RunFolder, has_trained, holds_run, in_use, make_folder, new_id
+from harness.run.step_lines import StepLines
 from harness.run.stop_request import StopRequest
 from harness.schedule.step_parts import parts_s
 from harness.trackers import Tracker
 
 
 def run(config: DictConfig, overrides: Sequence[str], watch: Callable[[str], None] | None = None) -> RunRecord:
-    """Do what `config` says and print it for the user; returns the record that was written.
+    """Do what `config` says and print it for the user; returns the record, which was written unless the run cannot
+    start and has a folder that nobody chose: that is removed.
 
     `watch` is called with what the run is doing, again and again.
 
@@ -64,7 +66,8 @@ def run(config: DictConfig, overrides: Sequence[str], watch: Callable[[str], Non
     """
     stored_profile.follow(config, overrides)
     record_id = new_id(overrides)
-    path = make_folder(config.out, record_id, config.overwrite)
+    with configuration.with_request(config, overrides):
+        path = make_folder(config.out, record_id, config.overwrite)
     with in_use(path, config_overrides.title(config, overrides)) as lock, fork_server.scope():
         if finished := find_finished(path, config):
             report_finished(finished, path)
@@ -73,7 +76,8 @@ def run(config: DictConfig, overrides: Sequence[str], watch: Callable[[str], Non
         with preemptible() as current.signals:
             try:
                 with Progress(watch=watch) as current.progress:
-                    current.start()
+                    with configuration.with_request(config, overrides):
+                        current.start()
                     MODES[config.mode](current)
                 outcome = Outcome("ok")
             except (KeyboardInterrupt, Exception) as error:
@@ -179,7 +183,7 @@ class Run:
         step = self.resumed.step if self.resumed else 0
         resuming = f", and training resumes {after_steps(step)}" if step else ""
         self.progress.phase("starting", f"{plan_report.starting(prepared.ranks)}{resuming}")
-        launch, lines = self.config.launch, StepLines(self, prepared.tracker, step)
+        launch, lines = self.config.launch, StepLines(self.config, path, self.progress, prepared.tracker, step)
         self.lines = lines
         ranks = rank_starter.step(self.config, prepared.draft.plan.mesh, prepared.draft.cluster)
         with StopRequest(path, self.signals, launch.grace_s, self.progress.note) as request:
@@ -278,7 +282,7 @@ class Run:
         self.folder.update(plan=plan.to_json(), predicted=plan.predicted, metrics=found.metrics(), manifest=used)
         tune.report(found, self.folder.path, self.progress)
         if found.interrupted:
-            raise KeyboardInterrupt("interrupted while it searched: what it had found is recorded")
+            raise KeyboardInterrupt("the search has ended before all was searched, and what it had found is recorded")
 
     def draw(self, panels: list[tuple[str, Trace]], prepared: Prepared) -> None:
         """The timelines, one below the other, and a plan's pattern; without a picture the run is as good."""
@@ -315,7 +319,9 @@ class Run:
         unsaved = self.lines.unsaved() if self.lines else ""
         reason = "; ".join(filter(None, [outcome.reason, unsaved]))
         message = self.folder.finish(outcome.status, reason, outcome.problems)
-        if self.folder.accepted:
+        if self.config.out is None and not holds_run(self.folder.path):  # of what was refused
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+        elif self.folder.accepted:
             (self.folder.path / RESULT).unlink(missing_ok=True)  # also of ranks that had trained when one was ended
         if self.tracker:
             self.tracker.finish(self.record.metrics, {"timeline": self.folder.path / TIMELINE}, self.record.status)
@@ -337,57 +343,12 @@ class Run:
             lines += [f"the ranks' output: {log}"] if log.exists() else []
             if steps := checkpoint_files.steps(path):
                 lines.append(f"start it again with out={path} to resume {after_steps(steps[0])}")
+            elif status == "preempted":
+                lines.append("start it again: it begins from the start, with what had been measured")
         console = plain(stderr=True)
         for line in [*lines, message]:
             if line:
                 console.print(Text(line), soft_wrap=True)
-
-
-class StepLines:
-    """The lines of metrics.jsonl, passed on to progress and tracker as they come; `done` steps have ended, the first
-    `start` of them before; `seconds` are those of the others, with the wait for the batch."""
-
-    def __init__(self, run: Run, tracker: Tracker, start: int) -> None:
-        self.progress, self.tracker, self.config, self.start = run.progress, tracker, run.config, start
-        self.path = run.folder.path
-        self.tail, self.done = LineFollower(self.path / METRICS), 0
-        self.failed: tuple[int, dict[str, Any]] | None = None
-        self.said = ""
-        self.seconds: list[float] = []
-
-    def forward(self) -> None:
-        for line in self.tail.new():
-            if line["step"] == 0:
-                self.progress.steps(self.config.warmup + self.config.steps)
-            self.done = line["step"] + 1
-            error = line.pop("checkpoint_error", None)
-            speed = self.config.batch.size / line["step_time_s"]
-            if line["step"] >= self.start:
-                self.seconds.append(line["step_time_s"] + line["data_wait_s"])
-                self.progress.step(self.done, line["loss"], speed)
-            self.tracker.log(line["step"], {**line, "throughput": speed})
-            if error and self.done > self.start:
-                self._note_once(error)
-
-    def _note_once(self, error: dict[str, Any]) -> None:
-        """Say at once that a checkpoint could not be written, and of those after it only where that is news."""
-        self.failed = self.done, error
-        where = self._resumable()
-        if where != self.said:
-            self.progress.note(f"note: {self.unsaved()}")
-        self.said = where
-
-    def unsaved(self) -> str:
-        """Why there is no checkpoint after the last step that should have one; nothing if there is."""
-        if self.failed is None or any(step > self.failed[0] for step in checkpoint_files.steps(self.path)):
-            return ""
-        step, error = self.failed
-        sizes = f"{units.size(error['needed_bytes'])} are needed, {units.size(error['free_bytes'])} are free"
-        return f"no checkpoint {after_steps(step)}: {error['message']}; {sizes}; {self._resumable()}"
-
-    def _resumable(self) -> str:
-        steps = checkpoint_files.steps(self.path)
-        return f"the run could resume {after_steps(steps[0])}" if steps else "there is none to resume from"
 
 
 MODES: dict[str, Callable[[Run], None]] = {

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from harness.core.problem import Fix, typed
 
 START, LEAST = 2.0**16, 1.0
 PATIENCE = 2000
@@ -13,11 +17,11 @@ PATIENCE = 2000
 class LossScale:
     """Halved at an overflow, doubled after `PATIENCE` steps without one; or `fixed`.
 
-    `overflow` says at what scale the last step overflowed; "" if it did not. `instead` are keys of a run without
+    `overflow` says at what scale the last step overflowed; "" if it did not. Each of `instead` makes a run without
     float16.
     """
 
-    def __init__(self, fixed: float | None = None, instead: str = "precision=bf16") -> None:
+    def __init__(self, fixed: float | None = None, instead: Sequence[Fix] = ()) -> None:
         self.fixed, self.instead = fixed, instead
         self.value = START if fixed is None else fixed
         self.good = self.skipped = 0
@@ -46,9 +50,8 @@ class LossScale:
         self.overflow = f"gradients overflow float16 at a loss scale of {self.value:g}"
         if self.fixed is None:
             if self.value / 2 < LEAST:
-                raise FloatingPointError(
-                    f"{self.overflow}, which falls to {LEAST:g} at most -> {self.instead}, or a smaller optimizer.lr"
-                )
+                fixes = ", or ".join([*map(typed, self.instead), "a smaller optimizer.lr"])
+                raise FloatingPointError(f"{self.overflow}, which falls to {LEAST:g} at most -> {fixes}")
             self.value /= 2
 
 

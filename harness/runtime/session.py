@@ -59,8 +59,7 @@ class BaseSession(ABC):
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
         self.model, self.plan, self.spec = model, plan, spec
         self.steps = 0
-        instead = "precision.autocast=bfloat16 precision.grad_scaler=false"
-        self.scaling = LossScale(instead=instead) if spec.grad_scaler else None
+        self.scaling = LossScale(instead=spec.instead) if spec.grad_scaler else None
         self.skipped: Problem | None = None
         self.bytes_sent: Counter[str] = Counter()
         self.recording = Recording()
@@ -109,9 +108,7 @@ class BaseSession(ABC):
         self.scaling.judge(overflow)
         if overflow:
             message = f"is too coarse: {self.scaling.overflow}, now the scale is {self.scaling.value:g}"
-            hint = "more steps"
-            fixes = ({"precision.autocast": "bfloat16", "precision.grad_scaler": False},)
-            self.skipped = Problem("precision.autocast", "float16", message, fixes, hint)
+            self.skipped = Problem("precision.autocast", "float16", message, self.spec.instead, "more steps")
             return False
         for gradient in (one.grad for one in self.stage.parameters() if one.grad is not None):
             gradient.div_(scale)

@@ -113,7 +113,7 @@ def _with_advice(message: str, profile: ModelProfile, device: Device) -> Problem
             fixes.insert(0, {"costs": "scaled"})
         lacking = [problem.hint for problem in _without_peaks(profile, device)]
         if lacking:
-            fixes, hint = [], " ".join([*lacking, "costs=analytic"])
+            fixes, hint = [], f"{' and '.join(lacking)}, with costs=analytic"
     return Problem("layer times", None, message, tuple(fixes), hint)
 
 
@@ -282,17 +282,22 @@ def _without_work(profile: ModelProfile) -> list[Problem]:
 
 def _without_peaks(profile: ModelProfile, device: Device) -> list[Problem]:
     """Lists what the cluster's device lacks for analytic times."""
-    problems = []
-    if not _peak(profile, device):
-        key = f"cluster.peak_tflops.{_format(profile)}"
-        formats = ", ".join(sorted(name for name, peak in device.peak_flops.items() if peak)) or "no format"
-        message = f"is needed to price {_name(profile)}, {device.name} has it for {formats}"
-        problems.append(Problem(key, None, message, hint=f"{key}=TFLOPS"))
+    problems = without_peak(_format(profile), device)
     if not device.memory_bandwidth:
         key = "cluster.memory_bandwidth_gb_s"
-        message = f"is needed to price {_name(profile)}, {device.name} has none"
-        problems.append(Problem(key, None, message, hint=f"{key}=GB_PER_S"))
+        message = f"is needed to price layers, {device.name} has none"
+        problems.append(Problem(key, None, message, hint=f"its data sheet's GB/s as {key}"))
     return problems
+
+
+def without_peak(name: str, device: Device) -> list[Problem]:
+    """Lists the number format in which a model computes, if the device has no peak in it."""
+    if device.peak_flops.get(name):
+        return []
+    key = f"cluster.peak_tflops.{name}"
+    known = ", ".join(sorted(name for name, peak in device.peak_flops.items() if peak)) or "no format"
+    message = f"is needed to price layers, {device.name} has it for {known}"
+    return [Problem(key, None, message, hint=f"its data sheet's TFLOP/s as {key}")]
 
 
 def _without_origin(profile: ModelProfile, origin: Device) -> list[Problem]:

@@ -51,7 +51,7 @@ class Display(LiveView):
     def __init__(self, rows: Sequence[Row], console: Console | None = None) -> None:
         super().__init__(console)
         self.rows = rows
-        self._doing, self._said_s = "", -math.inf
+        self._doing, self._said, self._said_s = "", "", -math.inf
         self.began_s = time.monotonic()
 
     def refresh(self) -> None:
@@ -68,8 +68,8 @@ class Display(LiveView):
         self._doing = text
         self.refresh()
         now = time.monotonic()
-        if not self._live and now - self._said_s >= SAY_S:
-            self._said_s = now
+        if not self._live and text != self._said and now - self._said_s >= SAY_S:
+            self._said_s, self._said = now, text
             self.console.print(Text(f"[{self.rows.index(row) + 1}/{len(self.rows)}] {text}"), soft_wrap=True)
 
     def progress(self, now_s: float) -> str:

@@ -31,12 +31,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from harness.checks import formats
 from harness.config import registry
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.run_files import CONFIG, PLAN, PROFILE
 from harness.host import launched, machine, malloc
-from harness.interfaces import OptimizerSpec, SessionSpec
+from harness.interfaces import Capabilities, OptimizerSpec, SessionSpec
 from harness.launch import failure, fork_server, network, signal_watcher
 from harness.launch.failure import Failure
 from harness.run import folder_lock
@@ -114,7 +115,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     engine = registry.build("engine", config.engine)
     if engine.capabilities.multi_process:
         network.use(config.launch.interface)
-    spec = _spec(config, names, profile)
+    spec = _spec(config, names, profile, engine.capabilities)
     if not (rendezvous and rendezvous.rank):
         say(f"building {model.name} on {', '.join(names)}")
 
@@ -137,8 +138,10 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
         save_result(*done, folder, plan.devices, model)
 
 
-def _spec(config: DictConfig, names: tuple[str, ...], profile: ModelProfile) -> SessionSpec:
+def _spec(config: DictConfig, names: tuple[str, ...], profile: ModelProfile, can: Capabilities) -> SessionSpec:
     precision = config.precision
+    here = machine.stored(names[0].partition(":")[0], tf32=precision.tf32)
+    peaks = here.device.peak_flops if here else {}
     return SessionSpec(
         names,
         OptimizerSpec(**config.optimizer),
@@ -151,6 +154,7 @@ def _spec(config: DictConfig, names: tuple[str, ...], profile: ModelProfile) -> 
         compile=precision.compile,
         grad_scaler=precision.grad_scaler,
         cuda_graphs=precision.cuda_graphs,
+        instead=formats.without_float16(config, can, peaks),
     )
 
 

@@ -23,6 +23,7 @@ from tests.engines import networks, zoo
 from tests.engines.contract import Case
 from tests.engines.networks import Network
 from tests.engines.test_resuming import flat
+from tests.problems import row
 from tests.support.sessions import run_session
 
 pytestmark = pytest.mark.usefixtures("ranks")
@@ -39,6 +40,7 @@ def net(factor: float) -> Network:
 
 
 SMALL, LARGE = net(1e-7), net(16.0)
+INSTEAD = ({"precision": "fp32"},)
 CASES: dict[str, Callable[[Network], Case]] = {
     "single": lambda model: flat(build_gpipe, GPipeConfig(), 2, model=model).reference,
     "gpipe": lambda model: flat(build_gpipe, GPipeConfig(), 2, model=model),
@@ -49,7 +51,7 @@ CASES: dict[str, Callable[[Network], Case]] = {
 def _trained(
     case: Case, steps: int, scaler: bool, autocast: str | None = "float16", start: dict[str, Any] | None = None
 ) -> tuple[list[StepMetrics], list[dict[str, Any]]]:
-    spec = replace(case.spec, dtype="float32", autocast=autocast, grad_scaler=scaler)
+    spec = replace(case.spec, dtype="float32", autocast=autocast, grad_scaler=scaler, instead=INSTEAD)
 
     def train(session: Session) -> tuple[list[StepMetrics], list[dict[str, Any]]]:
         if start is not None:
@@ -93,7 +95,8 @@ def test_a_step_that_overflows_is_none_and_the_scale_falls(name: str) -> None:
     for before, after, skip in zip(states, states[1:], skipped, strict=False):
         same = all(torch.equal(before["model"][key], one) for key, one in after["model"].items())
         assert same is skip
-    assert "float16" in str(metrics[0].skipped)
+    assert metrics[0].skipped is not None
+    assert row(metrics[0].skipped) == ("precision.autocast", "float16", ["precision=fp32"]), "those of the run"
     again, _ = _trained(case, 1, True, start=states[-1])
     assert again[0].skipped is None
 

@@ -137,7 +137,16 @@ def test_devices_that_fill_no_whole_nodes():
     planner = AutoDDL(Config())
     with pytest.raises(NoPlan) as caught:
         planner.plan(NET, cluster(8, local=4), ADAM, request(NET, 6))
-    assert row(caught.value.problem) == ("mesh.tensor", 6, ["mesh.tensor=4"])
+    assert row(caught.value.problem) == ("mesh.tensor", 6, ["mesh.tensor=2"]), "by which the model divides, if by 6"
+
+
+def test_fewer_devices_fill_nodes_equally():
+    """4 heads and 12 devices on nodes of 6: groups of 4 would be on one node, or on two."""
+    net = transformer(heads=4, hidden=48, samples=1)
+    for local, fewer in ((6, 2), (4, 4), (12, 4)):
+        with pytest.raises(NoPlan) as caught:
+            AutoDDL(Config()).plan(net, cluster(12, local=local), ADAM, request(net, 12))
+        assert row(caught.value.problem) == ("mesh.tensor", 12, ["batch.size=12", f"mesh.tensor={fewer}"]), local
 
 
 def test_stages_have_parts_of_the_chain():

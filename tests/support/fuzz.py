@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.cli.compose import CONF, compose
 from harness.config import registry
-from harness.config.overrides import leaves
+from harness.config.key_names import leaves
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip
 
 ENGINES = sorted(name for group, name in registry.schemas() if group == "engine")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from harness.core.units import AT_MOST, UPPER_BOUND, percent, rate, seconds, size
+from harness.core.problem import bare_key
+from harness.core.units import AT_MOST, UNKNOWN, UPPER_BOUND, percent, rate, seconds, size
 from harness.planning.tune.result import Best, Counts, Reason, Tuned
 from harness.report.columns import MESH_LEGEND, Column
 
@@ -27,6 +28,7 @@ def columns(rows: Sequence[Best]) -> list[Column]:
         Column("mesh", [f"{one.pipeline}x{one.data}x{one.tensor}" for one in rows], figure=True),
         Column("micro-\nbatch", [str(one.micro_batch) for one in rows], figure=True),
         Column("recom-\nputation", [one.recomputation for one in rows], 3),
+        Column("stages\nby", [_stages_by(one) for one in rows], 1),
         Column("step time", [seconds(one.step_time_s) for one in rows], 4, figure=True),
         Column("samples/s", [_speed(one, one.samples_per_s) for one in rows], figure=True),
         Column("tokens/s\nper device", [_speed(one, one.tokens_per_s_per_device) for one in rows], 5, figure=True),
@@ -100,6 +102,11 @@ def _place(found: Tuned) -> int:
     """Rank, by analytic estimate, of the best candidate among those that were simulated and fit."""
     quicker = (line.closed_form_step_time_s or 0.0 for line in found.simulated)
     return 1 + sum(one < (found.best.closed_form_step_time_s or 0.0) for one in quicker)
+
+
+def _stages_by(one: Best) -> str:
+    """What the planner balances, where the command says it: it is no part of the scheme."""
+    return next((text.partition("=")[2] for text in one.overrides if bare_key(text) == "planner.by"), UNKNOWN)
 
 
 def _speed(one: Best, value: float | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from harness.checks import request
 from harness.planning import work
 from harness.planning.draft import Draft
 from harness.planning.tune import impossible, tried_fixes
@@ -28,7 +29,11 @@ def of(tuner: Tuner) -> Tuned:
     layout = layout if tuner.interrupted else tuner.compared(line.candidate, layout)
     ground = tuner.grounds[line.candidate.micro_batch]
     scheme = tuner.by_settings[line.candidate.settings]
-    notes = scheme.engine.notes(layout.plan, ground.profile, layout.cluster, layout.memory)
+    engine = scheme.engine
+    notes = [
+        *request.notes(scheme.config, engine.capabilities),
+        *engine.notes(layout.plan, ground.profile, layout.cluster, layout.memory),
+    ]
     lines = tuple(tuner.lines.values())
     reasons = () if tuner.interrupted else impossible.reasons(lines, partial(tried_fixes.helps, tuner))
     counted = counts(tuner)

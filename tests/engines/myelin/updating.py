@@ -63,7 +63,7 @@ class Stepper:
         group: dist.ProcessGroup | None = None, tied: Sequence[str] = (), **config: Any,
     ) -> None:  # fmt: skip
         self.named, self.noted = named, list[tuple[Op, float, float]]()
-        spec = SessionSpec(("cpu",), optimizer, dtype)
+        spec = SessionSpec(("cpu",), optimizer, dtype, instead=({"precision.dtype": "float32"},))
         self.updates = OptimizerStep(named, tied, spec, Config(**config), 2, group, time.perf_counter, self.note)
 
     def note(self, op: Op, start: Any, end: Any) -> None:

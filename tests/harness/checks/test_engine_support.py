@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from harness.checks import engine_support, mesh, request
+from harness.checks import engine_support, formats, mesh, request
 from harness.cli.compose import compose
 from harness.config import registry
 from harness.core.cluster import Cluster, Device, Link
 from harness.core.plan import Mesh
+from harness.core.problem import CannotRun
 from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.interfaces import Capabilities
+from harness.planning import prepare
+from harness.report.progress import Progress
 from tests.problems import Row, keys, rows
 
 ROOT = Path(__file__).parents[3]
@@ -59,7 +64,9 @@ def test_what_is_offered_is_no_problem_any_more() -> None:
         assert problems(PIPELINING, "engine.schedule=1f1b", "mesh.pipeline=4", *way.split(), devices=4) == []
 
 
-@pytest.mark.parametrize(("shards", "fix"), [(1, ""), (2, ""), (3, ""), (4, "mesh.tensor=3"), (6, ""), (12, "")])
+@pytest.mark.parametrize(
+    ("shards", "fix"), [(1, ""), (2, ""), (3, ""), (4, "mesh.tensor=2"), (5, "mesh.tensor=1"), (6, ""), (12, "")]
+)
 def test_tensor_parallel_groups_span_equally_many_nodes(shards: int, fix: str) -> None:
     config = compose(
         ["engine=deepspeed", "planner=megatron", "cluster=summit", f"mesh.tensor={shards}", "mesh.pipeline=1"]
@@ -67,12 +74,42 @@ def test_tensor_parallel_groups_span_equally_many_nodes(shards: int, fix: str) -
     config.mesh.data = 12 // shards
     engine = registry.build("engine", config.engine)
     found = engine_support.refused(config, engine, Cluster(nodes=2, devices_per_node=6))
-    assert rows(found) == [("mesh.tensor", 4, [fix])] * bool(fix)
+    assert rows(found) == [("mesh.tensor", shards, [fix])] * bool(fix)
     if shards == 4:
         config.mesh.data = 1
         assert engine_support.refused(config, engine, Cluster(nodes=2, devices_per_node=6)) == [], (
             "they are on one node"
         )
+
+
+def test_a_format_that_devices_lack_is_reported_with_the_batch() -> None:
+    typed = ["model=mlp", "mode=plan", "engine=fsdp", "cluster=summit", "cluster.nodes=1", "batch.size=7"]
+    config = compose([*typed, "precision=bf16"])
+    with pytest.raises(CannotRun) as caught:
+        prepare.prepare(config, typed, Path(), Progress(Console(file=io.StringIO())))
+    assert keys(caught.value.problems) == ["batch.size", "cluster.peak_tflops.bfloat16"]
+    on, engine = Cluster(device=Device(peak_flops={"float32": 1e12})), registry.build("engine", config.engine)
+    for more, lacks in (("costs=measured", 0), ("precision=fp32", 0), ("profile=p.json", 0), ("costs=analytic", 1)):
+        given = compose([*typed, "batch.size=8", "precision=bf16", more]) if more != "profile=p.json" else config.copy()
+        given.profile = "p.json" if more == "profile=p.json" else None
+        assert len(formats.lacking(given, engine.capabilities, on)) == lacks, more
+
+
+SPLITTING = ["planner=autoddl", "planner=megatron", "planner=data_parallel", "mesh.tensor=1"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("engine=sbp", [("engine", "sbp", SPLITTING)]),
+        ("engine=sbp mesh.tensor=1", []),
+        ("engine=sbp planner=autoddl", []),
+        ("engine=deepspeed mode=plan cluster=flat mesh.tensor=2", [("engine", "deepspeed", SPLITTING)]),
+        ("engine=sbp mode=tune", []),  # which searches planners, too
+    ],
+)
+def test_shards_of_a_planner_that_splits_nothing_are_refused_by_the_keys(typed: str, found: list[Row]) -> None:
+    assert problems(*typed.split()) == found
 
 
 def test_a_cluster_that_is_wrong_itself_leaves_what_needs_none() -> None:

@@ -195,6 +195,9 @@ CASES = {
         "engine=periodic planner=madpipe planner.duplex=full cluster=madpipe mesh.pipeline=2",
         "planner.by=size",
         "planner=uniform mesh.pipeline=9 cluster.devices=9",
+        "engine=sbp model=gpt planner=megatron cluster=summit costs=measured mesh.tensor=48 batch.size=16",
+        "engine=sbp model=gpt planner=megatron cluster=summit costs=measured mesh.tensor=4 batch.size=16",
+        "engine=sbp model=gpt planner=megatron cluster=summit costs=measured mesh.tensor=8 batch.size=16",
         "mode=simulate engine=deepspeed cluster=summit planner=megatron cluster.nodes=1 mesh.tensor=4",
     ],
     "engines": [
@@ -253,6 +256,7 @@ CASES = {
         "cluster.nodes=2",
         "cluster.efficiency=2",
         "mode=run cluster=summit",
+        f"{FLAT} cluster.devices=2 cluster.memory_gb=16 costs=analytic",
         "cluster=summit cluster.nodes=2 engine=ddp mesh.data=4",
         f"{FLAT} mode=run cluster.devices=2 cluster.memory_gb=1 mesh.pipeline=4 precision=fp16 batch.micro_batches=3",
     ],
@@ -291,6 +295,7 @@ CASES = {
 }
 LATER = {
     "mesh.pipeline=16": "how many layers there are is known once there is a profile",
+    "engine=sbp mesh.tensor=2": "whether a model has matmuls is known once there is a profile",
     "engine=single planner=autoddl": "whether a model has matmuls is known once there is a profile",
     "mode=run engine=sbp planner=autoddl planner.paths=paper": "whether a model has matmuls is known by its profile",
     "engine=deepspeed engine.offload=true engine.zero=0": "what engines refuse is checked once their keys are right",

@@ -7,7 +7,8 @@ import pytest
 from harness.checks.other_frameworks import ENGINES, ROWS, Row, engine, row
 from harness.cli.compose import compose
 from harness.config import registry
-from harness.config.overrides import having, leaves
+from harness.config.key_names import leaves
+from harness.config.overrides import having
 
 KEYS = set(leaves(compose([])))
 

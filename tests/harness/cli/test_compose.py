@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 
 from harness.cli.compose import CONF, compose
 from harness.config import registry
-from harness.config.overrides import ALL_KEYS, closest_key, described, leaves, quoted
+from harness.config.key_names import closest_key, leaves
+from harness.config.overrides import ALL_KEYS, described, quoted
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun, Problem, advice, apply
 from harness.host import devices

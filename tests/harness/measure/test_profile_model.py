@@ -393,24 +393,6 @@ def test_autocast_computes_in_the_smaller_format():
     assert all(layer.backward_s > 0 for layer in profile.layers)
 
 
-class Broken(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        raise RuntimeError("no such thing")
-
-
-class Lists(nn.Module):
-    def forward(self, x: Tensor) -> list[Tensor]:
-        return [x]
-
-
-@pytest.mark.parametrize(("layer", "kind", "what"), [(Broken(), RuntimeError, "no such"), (Lists(), TypeError, "list")])
-def test_an_error_names_the_layer(layer, kind, what):
-    with pytest.raises(kind, match=what) as caught:
-        measure(Net(lambda: nn.Sequential(nn.Identity(), layer), (2,)), 3, "float32", "cpu")
-    assert caught.value.__notes__ == ["in layer 1 (1), on a micro-batch of 3"]
-    assert torch.get_num_threads() > 0 and dropout._state.key is None
-
-
 @pytest.mark.parametrize(
     ("changes", "what"),
     [

@@ -282,13 +282,16 @@ def test_a_profile_in_a_line() -> None:
     )
 
 
+SHEET = "its data sheet's TFLOP/s as cluster.peak_tflops."
+
+
 @pytest.mark.parametrize(
     ("typed", "origin", "said"),
     [
-        (FLAT, "measured", "cluster.peak_tflops.float32=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S"),
-        ([*FLAT, "cluster.memory_bandwidth_gb_s=9"], "measured", "cluster.peak_tflops.float32=TFLOPS"),
+        (FLAT, "measured", f"{SHEET}float32 and GB/s as cluster.memory_bandwidth_gb_s"),
+        ([*FLAT, "cluster.memory_bandwidth_gb_s=9"], "measured", f"{SHEET}float32"),
         ([*FLAT, "precision=bf16"], "measured",
-         "cluster.peak_tflops.bfloat16=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S"),
+         f"{SHEET}bfloat16 and GB/s as cluster.memory_bandwidth_gb_s"),
         ([*FLAT, "costs=measured"], "measured", ""),
         ([*FLAT, "cluster.peak_tflops.float32=1"], "counted", ""),
         ([], "measured", ""),

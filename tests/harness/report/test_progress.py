@@ -52,6 +52,17 @@ def test_in_a_log_phases_are_lines_and_steps_are_occasional(monkeypatch: pytest.
     ]
 
 
+def test_in_a_log_what_has_not_changed_is_not_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10000, 10))
+    monkeypatch.setattr("harness.report.progress.time.monotonic", lambda: float(next(clock)))
+    console = plain()
+    with Progress(console) as progress:
+        progress.phase("searching")
+        for found in (0, 0, 0, 7, 7):
+            progress.detail(f"{found} simulated")
+    assert text(console).splitlines() == ["searching", "searching  0 simulated", "searching  7 simulated"]
+
+
 def test_a_phase_that_fails_says_so_and_the_error_goes_on() -> None:
     console = plain()
     with pytest.raises(ZeroDivisionError), Progress(console) as progress:

@@ -112,6 +112,30 @@ def test_a_key_of_a_later_version_had_its_default(tmp_path: Path, now: list[str]
             resumes(folder, *now)
 
 
+def test_a_degree_that_was_derived_is_that_of_the_plan(tmp_path: Path) -> None:
+    """What is refused has the value that it had, and the same degree, now given, is no other run."""
+    typed = [text for text in TYPED if not text.startswith("mesh.")]
+    folder = left(tmp_path, 6, typed=typed)
+    sizes = PLAN.mesh
+    assert resumes(folder, f"mesh.pipeline={sizes.pipeline}", f"mesh.data={sizes.data}", typed=typed)[0]
+    with pytest.raises(CannotRun) as caught:
+        resumes(folder, "mesh.data=7", typed=typed)
+    assert f"with mesh.data {sizes.data} (here 7)" in refused(caught)[0].message
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_samples_of_a_micro_batch_are_another_name_of_their_number(tmp_path: Path, samples: int) -> None:
+    typed = [text for text in TYPED if not text.startswith("batch.micro_")]
+    folder = left(tmp_path, 6, typed=[*typed, "batch.size=16", "batch.micro_batches=4"])
+    now = [*typed, "batch.size=16", f"batch.micro_batch_size={samples}"]
+    if samples == 2:
+        assert resumes(folder, typed=now)[0]
+        return
+    with pytest.raises(CannotRun) as caught:
+        resumes(folder, typed=now)
+    assert "with batch.micro_batches 4 (here 8) " in refused(caught)[0].message + " "
+
+
 @pytest.mark.parametrize(
     ("differs", "named"),
     [
@@ -119,8 +143,8 @@ def test_a_key_of_a_later_version_had_its_default(tmp_path: Path, now: list[str]
         (["optimizer.lr=0.5"], ["optimizer.lr 0.001 (here 0.5)"]),
         (["warmup=1"], ["warmup 2 (here 1)"]),
         (["steps=3"], ["after 6 steps", "steps 10 (here 3)"]),
-        (["engine=single", "mesh.data=1"], ["with engine.name ddp (here single)", "mesh.data 2 (here 1)"]),
-        (["model=gpt", "data=synthetic"], ["with model.name mlp (here gpt)", " more"]),
+        (["engine=single", "mesh.data=1"], ["with engine ddp (here single), mesh.data 2 (here 1)"]),
+        (["model=gpt", "data=synthetic"], ["with model mlp (here gpt)"]),
     ],
 )
 def test_good_checkpoints_of_other_keys_are_refused(tmp_path: Path, differs: list[str], named: list[str]) -> None:

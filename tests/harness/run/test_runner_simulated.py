@@ -144,7 +144,8 @@ def test_the_record_says_what_the_numbers_rest_on(tmp_path: Path, file: str) -> 
     assert basis == {"costs": "measured", "layer_times": "measured on X", "slowed": 1.0, "lock_share": 0.0,
                      "model": "net_8", "values": "nominal", "note":
                              "layer times   are those of the profile (measured on X), not known to be of flat   -> "
-                             "cluster.peak_tflops.float32=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic",
+                             "its data sheet's TFLOP/s as cluster.peak_tflops.float32 and "
+                             "its data sheet's GB/s as cluster.memory_bandwidth_gb_s, with costs=analytic",
                      "upper_bound": False, "jitter": 0.1, "seed": 5}  # fmt: skip
     assert record.manifest["devices"] == ["flat"] * 4
 
@@ -274,7 +275,7 @@ def test_a_profile_of_another_device_is_not_taken_for_the_clusters(
     said = capsys.readouterr().out.splitlines()
     assert said[-4].startswith("predicted: ") and said[-1].startswith("plan: ")
     assert said[-2].startswith(
-        "note: layer times   are those of the profile (measured on X), not of flat   -> cluster.peak"
+        "note: layer times   are those of the profile (measured on X), not of flat   -> its data sheet"
     )
 
 

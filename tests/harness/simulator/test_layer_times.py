@@ -224,8 +224,8 @@ def test_what_the_key_costs_takes(profile, costs, device, described, given, take
     assert with_layer_times(profile, costs, device, described, given) == wanted[taken]()
 
 
-PEAKS = "cluster.peak_tflops.float32=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic"
-BANDWIDTH = "cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic"
+BANDWIDTH = "its data sheet's GB/s as cluster.memory_bandwidth_gb_s, with costs=analytic"
+PEAKS = f"its data sheet's TFLOP/s as cluster.peak_tflops.float32 and {BANDWIDTH}"
 BOTH = [{"costs": "scaled"}, {"costs": "analytic"}]
 # profile, device, given: fixes, hint
 BORROWED = [
@@ -245,7 +245,8 @@ BORROWED = [
 def test_times_of_another_device_are_noted_with_advice(profile, device, given, fixes, hint):
     warning = times_warning(profile, device, given)
     assert (warning.key, warning.value, list(warning.fixes), warning.hint) == ("layer times", None, fixes, hint)
-    for keys in [*fixes, *([dict(word.split("=") for word in hint.split())] if hint else [])]:
+    asked = {word.rstrip(","): "" for word in hint.split() if word.startswith("cluster.")} | {"costs": "analytic"}
+    for keys in [*fixes, *([asked] if hint else [])]:
         peaks = B.peak_flops if "cluster.peak_tflops.float32" in keys else device.peak_flops
         bandwidth = 1.0 if "cluster.memory_bandwidth_gb_s" in keys else device.memory_bandwidth
         fixed_device = replace(device, peak_flops=peaks, memory_bandwidth=bandwidth)

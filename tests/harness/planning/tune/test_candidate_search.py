@@ -275,6 +275,12 @@ def test_settings_of_the_best_one_that_do_nothing_are_noted(
     assert "note: engine.policy backward_first   does nothing" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("engine", ["pipeline", "deepspeed"])
+def test_float16_whose_losses_nobody_scales_is_noted_as_a_run_does(engine: str, tmp_path: Path) -> None:
+    found = tuned(tmp_path, f"engine={engine}", "precision.autocast=float16", "mesh.pipeline=2")
+    assert ("precision.autocast", "float16", ["precision.autocast=bfloat16"]) in rows(found.notes)
+
+
 def test_it_says_why_nothing_is_possible(tmp_path: Path, file: str) -> None:
     assert run(tmp_path / "a", file, "engine=myelin", "batch.size=7").status == "infeasible"
     assert rows(problems(tmp_path / "c", file, "engine=myelin", "batch.size=7")) == [

@@ -23,6 +23,15 @@ def test_a_row_has_mesh_recomputation_and_what_it_reaches(tmp_path: Path) -> Non
     assert {one.scheme for one in found.kinds} <= {"deepspeed", *(f"deepspeed zero={zero}" for zero in (1, 2, 3))}
 
 
+def test_what_the_command_balances_is_in_its_row(tmp_path: Path) -> None:
+    """Rows of other stages would look the same, but for their figures."""
+    one = tuned(tmp_path, "engine=ddp", "batch.size=64", "batch.micro_batches=8").rows[0]
+    other = replace(one, overrides=(*one.overrides, "planner.by=memory"))
+    by = {column.name: column.cells for column in candidate_table.columns([one, other])}["stages by"]
+    assert by == ["-", "memory"] and "planner.by=memory" in other.command
+    assert "stages by" not in [column.name for column in candidate_table.columns([one])]
+
+
 @pytest.mark.parametrize(("share", "marked"), [(0.89, False), (0.91, True)])
 def test_a_peak_that_leaves_no_room_for_an_allocator_is_marked(share: float, marked: bool, tmp_path: Path) -> None:
     row = tuned(tmp_path, "engine=ddp", "batch.size=64", "batch.micro_batches=8").rows[0]
