@@ -116,7 +116,7 @@ ALLOWED = {
         harness/nn/tied.py moved to""",
     "A cumulative average (momentum=None), which no model here has.": """
         harness/nn/batchnorm.py DeferredBatchNorm._commit float
-        engines/sbp/sharded_layers.py BatchNorm._track float""",
+        engines/sbp/sharded_layers.py BatchNorm._running float""",
 }
 
 

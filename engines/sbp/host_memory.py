@@ -34,8 +34,9 @@ ORDERED = ("x86_64", "amd64")
 """Processors that show stores in the order of the program."""
 LINE = 64
 """Bytes between two counters: each has a cache line of its own."""
-SPINS = 400
-"""How often a counter is read at once, 20 us: the wake-up of a process that sleeps takes as long."""
+YIELDING_S = 1e-3
+"""For so long a core is given to whoever waits for one between two looks, and else kept: to sleep and to wake up takes
+longer than most waits, and another rank may be what waits for this core."""
 IDLE_S, IDLE_SHARE = (1e-6, 2e-4), 1 / 8
 """Between two later looks: such a share of what it has waited already, within these bounds."""
 LOOK_S = 0.05
@@ -55,7 +56,7 @@ class HostMemory:
         self.halves = parts.view(2, members, LARGEST)
         self.places = [member * LINE // 8 for member in range(members)]
         self.others = [place for member, place in enumerate(self.places) if member != own]
-        self.views: dict[tuple[torch.dtype, int], list[tuple[Tensor, Tensor]]] = {}
+        self.views: dict[tuple[torch.dtype, torch.Size], list[tuple[Tensor, Tensor]]] = {}
         self.ends = select.poll()
         for file in ends:
             self.ends.register(file, select.POLLIN)
@@ -91,31 +92,31 @@ class HostMemory:
         self.inside = True
         self.number += 1
         mine, everyone = self._views(x)[self.number & 1]
-        mine.copy_(x.reshape(-1))
+        mine.copy_(x)
         self.counters[self.places[self.own]] = self.number
         for place in self.others:
             if self.counters[place] < self.number:
                 self._wait(place)
         self.inside = False
-        return everyone.view(self.members, *x.shape)
+        return everyone
 
     def _views(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The own part, and those of all members, in each half."""
-        key = x.dtype, x.numel()
+        key = x.dtype, x.shape
         if key not in self.views:
             with torch.inference_mode(False):  # later gatherings may be training
                 parts = [half[:, : x.nbytes].view(x.dtype) for half in self.halves]
-                self.views[key] = [(one[self.own], one) for one in parts]
+                shaped = [one.view(self.members, *x.shape) for one in parts]
+                self.views[key] = [(one[self.own], one) for one in shaped]
         return self.views[key]
 
     def _wait(self, place: int) -> None:
         """Until another member is in this gathering, too."""
         counters, number = self.counters, self.number
-        for _ in range(SPINS):
-            if counters[place] >= number:
-                return
         least, most = IDLE_S
         began = looked = time.monotonic()
+        while counters[place] < number and time.monotonic() - began < YIELDING_S:
+            os.sched_yield()
         while counters[place] < number:
             now = time.monotonic()
             if now - looked > LOOK_S:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from engines.sbp import batchnorm_passes
 from engines.sbp.block_collectives import BlockCollectives, Groups
 from engines.sbp.block_layout import Dim, Mesh
 from engines.sbp.gradient_sync import GradientSync
@@ -16,7 +17,7 @@ from engines.sbp.program import program
 from engines.sbp.same_plan import check_same_plan
 from engines.sbp.shard_model import ModelSharder
 from engines.sbp.sharded_cross_entropy import SplitClasses, split_loss
-from engines.sbp.sharded_layers import mine
+from engines.sbp.sharded_layers import BatchNorm, mine
 from engines.sbp.sharded_state import Shard
 from engines.sbp.stage_p2p import StageP2P
 from harness.core.model_profile import ModelProfile
@@ -82,6 +83,8 @@ class SBPSession(DistributedSession):
         self.shards: dict[str, Shard] = splitter.shards
         self.local = splitter.local
         moved(layers, self.device)
+        if self.device.type == "cpu" and any(isinstance(layer, BatchNorm) for layer in layers.modules()):
+            batchnorm_passes.compiled()  # here, so that no step waits for it
         ranks = dist.get_world_size()
         digits = self.program.groups | splitter.norms | ({self.classes} if self.classes else set())
         groups.make("activations", digits, ranks)

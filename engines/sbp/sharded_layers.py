@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from engines.sbp.batchnorm_passes import Affine, Running
 from engines.sbp.block_collectives import BlockCollectives, column_of
 from engines.sbp.block_layout import Digits, Dim, Layout
 from engines.sbp.instruction import Instruction
@@ -155,17 +156,16 @@ class BatchNorm(nn.Module):
             self.register_buffer(name, getattr(source, name))
 
     def forward(self, x: Tensor) -> Tensor:
-        y, mean, variance = normed(x, self.weight, self.bias, self.eps, self.digits, self.by)
-        self._track(mean, variance, x.numel() // x.shape[1] * self.by.mesh.size(self.digits))
-        return y
+        own = Affine(self.weight, self.bias, self.eps)
+        return normed(x, own, self._running(), self.digits, self.by)
 
-    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def _running(self) -> Running | None:
+        """Return the running statistics, one micro-batch further."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
+            return None
         self.num_batches_tracked.add_(1)
         share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
-        self.running_mean.lerp_(mean, share)
-        self.running_var.lerp_(variance * (count / max(1, count - 1)), share)
+        return Running(self.running_mean, self.running_var, share)
 
 
 class BlockDropout(nn.Module):

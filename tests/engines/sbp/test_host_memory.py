@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 from engines.sbp import host_memory
 from engines.sbp.block_collectives import BlockCollectives
 from engines.sbp.block_layout import Mesh
-from engines.sbp.host_memory import LARGEST, HostMemory
+from engines.sbp.host_memory import LARGEST, LINE, HostMemory
 from harness.launch.failure import LOST_PEER
 from harness.launch.forked_ranks import RankKilled, run_on_ranks
 from harness.sbp.device_grid import Grid
@@ -178,3 +180,21 @@ def test_files_are_closed() -> None:
         return len(list(Path("/proc/self/fd").iterdir())) - before
 
     assert run_on_ranks(2, count, ("cpu",) * 2) <= 2, "that of the other process, and a connection of the group"
+
+
+def test_a_wait_yields_its_core_before_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most waits are shorter than falling asleep and waking up."""
+    memory = HostMemory(mmap.mmap(-1, 2 * LINE + 4 * LARGEST), 0, 2, ())
+    memory.number, now, seen = 1, [0.0], ""
+
+    def passes(what: str, seconds: float) -> None:
+        nonlocal seen
+        seen += what
+        now[0] += seconds
+        memory.counters[memory.places[1]] = int(len(seen) == 5)
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: passes("s", seconds))
+    monkeypatch.setattr(host_memory, "time", clock)
+    monkeypatch.setattr(host_memory.os, "sched_yield", lambda: passes("y", host_memory.YIELDING_S / 2.5))
+    memory._wait(memory.places[1])
+    assert seen == "yyyss"

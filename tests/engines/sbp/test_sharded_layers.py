@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from engines.sbp import batchnorm_passes
 from engines.sbp.block_collectives import BlockCollectives
 from engines.sbp.block_layout import Dim, Layout, Mesh
 from engines.sbp.sharded_layers import BatchNorm, BlockDropout, LayerNorm, RMSNorm
@@ -134,8 +135,17 @@ def test_layer_norm_of_short_numbers_computes_in_float32() -> None:
     ids=["1d", "momentum", "mean of all", "without statistics"],
 )
 @pytest.mark.parametrize("axes", [(0, 1), (1,)])
-def test_batch_norm_over_split_samples(make: Callable[[], nn.Module], shape: tuple[int, ...], axes: tuple) -> None:  # type: ignore[type-arg]
+@pytest.mark.parametrize("kernels", ["compiled", "torch"])
+def test_batch_norm_over_split_samples(
+    make: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    kernels: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Statistics are those of the whole micro-batch, and so are the running ones after two of them."""
+    if kernels == "torch":
+        monkeypatch.setattr(batchnorm_passes, "compiled", lambda: None)
     digits = tuple(sorted(axes))
     check(make, lambda norm, by: BatchNorm(norm, digits, by), Layout().split(rows=axes), *shape, digits=digits)
 
