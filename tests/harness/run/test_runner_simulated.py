@@ -361,3 +361,11 @@ def test_this_machine_is_measured_once(
     simulate(tmp_path / "b", *typed)
     assert "measuring this machine" not in capsys.readouterr().out
     assert json.loads((tmp_path / "b" / "profile.json").read_text())["device"]["name"] == device.name
+    assert not Machine.load(kept).knows_processes
+
+    simulate(tmp_path / "c", *typed, "engine=pipeline")
+    assert "what processes call" in capsys.readouterr().out
+    both = Machine.load(kept)
+    assert both.knows_processes and both.device == device
+    simulate(tmp_path / "d", *typed, "engine=pipeline")
+    assert "measuring this machine" not in capsys.readouterr().out
