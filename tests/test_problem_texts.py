@@ -24,7 +24,7 @@ from slurm import partition, submit
 
 GOLDEN = Path(__file__).parent / "golden" / "problems"
 HERE = DetectedDevices("cpu", "a CPU", 2, 16 * 10**9)
-MACHINE = Machine(Device(HERE.name, 8 * 10**9, {"float32": 1e12}, 1e10), Link(1e-5, 1e-9), None, 2.0)
+MACHINE = Machine(Device(HERE.name, 8 * 10**9, {"float32": 1e12}, 1e10), Link(1e-5, 1e-9), None, 2.0, 2.0)
 LAYER = LayerProfile("layer", 0.01, 0.02, param_bytes=10**7, output_bytes=10**6, saved_bytes=10**7)
 PROFILE = ModelProfile((LAYER,) * 8, "unet_x", 1, input_bytes=1000, source="measured on a CPU")
 FLAT = "cluster=flat cluster.devices=2 cluster.bandwidth_gb_s=1 profile=p.json"

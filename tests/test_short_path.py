@@ -59,7 +59,7 @@ def _top(file: str) -> str:
 def test_from_run_py_to_a_step_there_are_few_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGATTA_CACHE", str(tmp_path / "cache"))
     device = Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10, kernel_s=1e-6)
-    machine.store(Machine(device, Link(1e-5, 1e-9), None, 1.8))
+    machine.store(Machine(device, Link(1e-5, 1e-9), None, 1.8, 1.8))
     code = WORKER.replace("FILE", repr(str(tmp_path / "calls.json")))
     start, parent = subprocess.Popen, []
 

@@ -14,7 +14,7 @@ from analysis.bench.round_robin import Times, at_once, run_interleaved, speedup
 from analysis.bench.worker import EntryProcess
 from harness.cli.compose import compose
 from harness.config import registry
-from harness.host import devices, machine
+from harness.host import devices
 from harness.host.machine import Machine
 from harness.interfaces import Model
 from harness.measure import benchmark_machine
@@ -47,7 +47,7 @@ def messages(rounds: int) -> list[Row]:
     Two runs at once show what two of this machine's cores give together.
     """
     torch.set_num_threads(1)  # so that the processes that are forked inherit no pool of threads
-    here = machine.stored() or apart(benchmark_machine.measure, devices.torch_names("cpu", 1)[0])
+    here = apart(benchmark_machine.whole, devices.torch_names("cpu", 1)[0])
     rows = [
         row for name, keys in MODELS.items() for row in speeds(name, (*keys, "batch.micro_batches=8"), here, rounds)
     ]

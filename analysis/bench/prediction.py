@@ -11,7 +11,6 @@ from harness.config import cluster_config
 from harness.config.cluster_config import ClusterConfig
 from harness.core.cluster import Cluster
 from harness.core.memory_model import named
-from harness.host import machine
 from harness.measure import benchmark_machine
 from harness.schedule.builders.gpipe import RECOMPUTE
 from harness.simulator import simulate
@@ -21,7 +20,7 @@ MICRO_BATCHES = (1, 2, 4, 8)
 
 def prediction(rounds: int) -> list[Row]:
     """U-Net on two CPU devices: the simulator against the run, time and memory (predicted / measured)."""
-    cluster = cluster_config.build(ClusterConfig(devices=2), machine.stored() or benchmark_machine.measure())
+    cluster = cluster_config.build(ClusterConfig(devices=2), benchmark_machine.whole())
     rows = [_row(m, mode, cluster, rounds) for m in MICRO_BATCHES for mode in RECOMPUTE]
     errors = {
         "time": [abs(row["predicted / measured"] - 1) for row in rows],

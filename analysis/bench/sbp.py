@@ -21,7 +21,7 @@ from harness.config import registry
 from harness.core.cluster import Cluster, Device
 from harness.core.memory_model import MemoryModel
 from harness.core.plan import Plan
-from harness.host import devices, machine
+from harness.host import devices
 from harness.interfaces import BatchShape, Model, PlanRequest, SessionSpec
 from harness.launch import forked_ranks
 from harness.measure import benchmark_machine
@@ -90,7 +90,7 @@ def _split_by_samples(model: Model, count_: int) -> Plan:
 def wide(width: int, rounds: int) -> list[Row]:
     """The entries in interleaved rounds, each in its own process."""
     keys = (*WIDE, f"model.widths={[width] * 4}")
-    here = machine.stored() or apart(benchmark_machine.measure, devices.torch_names("cpu", 1)[0])
+    here = apart(benchmark_machine.whole, devices.torch_names("cpu", 1)[0])
     profile = profiled(keys)
     entries = {
         BASE: prepared([*keys, f"engine={BASE}"], profile, here),

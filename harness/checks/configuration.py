@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from harness.checks import engine_support, request, stored_profile
 from harness.config import cluster_config, registry
 from harness.config.overrides import title
-from harness.core.problem import CannotRun, Problem
+from harness.core.problem import UNNAMED, CannotRun, Problem, deduplicate
 from harness.host import slurm_job
 from harness.interfaces import Engine
 from harness.launch import rank_starter
@@ -37,9 +37,9 @@ def with_request(config: DictConfig, overrides: Sequence[str]) -> Iterator[None]
     try:
         yield
     except CannotRun as error:
-        keys = {problem.key for problem in error.problems}
-        further = [problem for problem in request_problems(config, overrides) if problem.key not in keys]
-        raise CannotRun([*error.problems, *further], title(config, overrides)) from error
+        found = deduplicate([*error.problems, *request_problems(config, overrides)])
+        named = title(config, overrides) if error.title == UNNAMED else error.title
+        raise CannotRun(found, named) from error
 
 
 def expecting(config: DictConfig, expected: Expected | None) -> AbstractContextManager[None]:

@@ -29,7 +29,7 @@ from harness.checks import configuration, micro_batches, values
 from harness.checks.configuration import Expected
 from harness.cli import choice_files, suggestions, user_models
 from harness.cli.choice_files import CONF
-from harness.config import cluster_config, registry
+from harness.config import cluster_parts, registry
 from harness.config.key_names import closest_key, leaves, names
 from harness.config.overrides import WANTED, Parsed, is_dictionary, mistyped_interpolations, parse, value_problem
 from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, bare_key, refuse
@@ -86,7 +86,7 @@ def _composed_and_checked(
     unresolved = _unresolved(config)
     if not unresolved:
         typed = {override.key_or_group for override in parsed.values}
-        cluster_config.follow_keys(config.cluster, config.precision.tf32, typed)
+        cluster_parts.follow_keys(config.cluster, config.precision.tf32, typed)
         problems += follow(config)
         _for_gpus(config, typed, expected)
         if config.batch.micro_batch_size is not None:

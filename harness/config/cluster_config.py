@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from harness.config.cluster_parts import EffectiveConfig, PeakConfig
 from harness.core.cluster import CLASSES, Cluster, Device, Link
 from harness.core.problem import Problem, refuse
 from harness.core.value_checks import at_least, one_of
@@ -28,62 +29,6 @@ LONGEST_S = 1e6
 VALUES = ("nominal", "effective")
 MOST_DEVICES = 2**16
 """Largest number of devices of a cluster: plans and schedules list them."""
-
-
-@dataclass
-class PeakConfig:
-    """FLOP/s of a device, multiplications and additions both counted; null: not known, or as measured here."""
-
-    float32: float | None = None
-    """Peak TFLOP/s in float32; with precision.tf32=true that of tf32, if it is given."""
-    tf32: float | None = None
-    """Peak TFLOP/s in float32 with precision.tf32=true, dense."""
-    float64: float | None = None
-    """Peak TFLOP/s in float64."""
-    bfloat16: float | None = None
-    """Peak TFLOP/s in bfloat16, dense."""
-    float16: float | None = None
-    """Peak TFLOP/s in float16, dense."""
-
-
-@dataclass
-class EffectiveConfig:
-    """Values that published timings imply, next to the nominal ones; null: the nominal value."""
-
-    efficiency: float | None = None
-    """Effective value of cluster.efficiency."""
-    matmul_efficiency: float | None = None
-    """Effective value of cluster.matmul_efficiency."""
-    convolution_efficiency: float | None = None
-    """Effective value of cluster.convolution_efficiency."""
-    attention_efficiency: float | None = None
-    """Effective value of cluster.attention_efficiency."""
-    elementwise_efficiency: float | None = None
-    """Effective value of cluster.elementwise_efficiency."""
-    image_efficiency: float | None = None
-    """Effective value of cluster.image_efficiency."""
-    float32_efficiency: float | None = None
-    """Effective value of cluster.float32_efficiency."""
-    tf32_efficiency: float | None = None
-    """Effective value of cluster.tf32_efficiency."""
-    overlap: float | None = None
-    """Effective value of cluster.overlap."""
-    bandwidth_gb_s: float | None = None
-    """Effective value of cluster.bandwidth_gb_s."""
-    alpha_s: float | None = None
-    """Effective value of cluster.alpha_s."""
-    node_bandwidth_gb_s: float | None = None
-    """Effective value of cluster.node_bandwidth_gb_s."""
-    node_alpha_s: float | None = None
-    """Effective value of cluster.node_alpha_s."""
-    node_alone_gb_s: float | None = None
-    """Effective value of cluster.node_alone_gb_s."""
-    task_s: float | None = None
-    """Effective value of cluster.task_s."""
-    host_bandwidth_gb_s: float | None = None
-    """Effective value of cluster.host_bandwidth_gb_s."""
-    host_alpha_s: float | None = None
-    """Effective value of cluster.host_alpha_s."""
 
 
 @dataclass
@@ -173,9 +118,6 @@ class ClusterConfig:
     effective: EffectiveConfig = field(default_factory=EffectiveConfig)
 
 
-EFFECTIVE_KEYS = tuple(key.name for key in dataclasses.fields(EffectiveConfig))
-
-
 SLOWEST = 1000.0
 """Largest factor of a straggler."""
 WINOGRAD = 2.25
@@ -210,22 +152,6 @@ def from_group(group: DictConfig) -> ClusterConfig:
 def is_local(config: ClusterConfig) -> bool:
     """Whether the cluster is this machine, so that it can be run on and not only planned for."""
     return config.name == "local"
-
-
-def follow_keys(config: DictConfig, tf32: bool, typed: Collection[str]) -> None:
-    """Let a key that the user typed replace the effective value, too, and with `tf32` its peak, and the share that is
-    reached, be those of float32.
-
-    `config` is the composed group `cluster`, `typed` the full names of the keys that were typed.
-    """
-    if tf32 and config.peak_tflops.tf32 is not None and "cluster.peak_tflops.float32" not in typed:
-        config.peak_tflops.float32 = "${cluster.peak_tflops.tf32}"
-        config.float32_efficiency = "${cluster.tf32_efficiency}"
-        config.effective.float32_efficiency = "${cluster.effective.tf32_efficiency}"
-    for key in EFFECTIVE_KEYS:
-        given = f"cluster.{key}" in typed and f"cluster.effective.{key}" not in typed
-        if given and config.effective[key] is not None:
-            config.effective[key] = f"${{cluster.{key}}}"
 
 
 def _chosen(config: ClusterConfig) -> ClusterConfig:
@@ -266,7 +192,7 @@ def _local(config: ClusterConfig, found: DetectedDevices, machine: Machine, job:
         host,
         config.blocking_messages,
         cores,
-        (machine.process_cores or machine.cores) if config.cores is None else 0.0,
+        _process_cores(machine) if config.cores is None else 0.0,
         () if given else machine.calls,
         config.overlap,
         _slow(config),
@@ -300,6 +226,11 @@ def _described(config: ClusterConfig) -> Cluster:
 
 def _name(config: ClusterConfig) -> str:
     return f"{config.name} (effective)" if config.values == "effective" else config.name
+
+
+def _process_cores(machine: Machine) -> float:
+    """Those of threads where processes are not measured yet; 0 where nothing is."""
+    return machine.process_cores or (machine.cores if machine.device.peak_flops else 0.0)
 
 
 def _device(config: ClusterConfig, known: Device) -> Device:

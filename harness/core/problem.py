@@ -61,10 +61,14 @@ class Problem:
         return self.key if self.value is None else f"{self.key} {shown}"
 
 
+UNNAMED = "this run"
+"""The title of problems where nobody has said what cannot run."""
+
+
 class CannotRun(Exception):
     """The run cannot start; carries every `Problem` that was found."""
 
-    def __init__(self, problems: Sequence[Problem], title: str = "this run") -> None:
+    def __init__(self, problems: Sequence[Problem], title: str = UNNAMED) -> None:
         self.problems = tuple(problems)
         self.title = title
         super().__init__(table(problems, title))
@@ -105,7 +109,7 @@ class NoPlan(Exception):
         return line(self.problem)
 
 
-def refuse(problems: Sequence[Problem], title: str = "this run") -> None:
+def refuse(problems: Sequence[Problem], title: str = UNNAMED) -> None:
     """Raise `CannotRun` if there are any problems."""
     if problems:
         raise CannotRun(problems, title)

@@ -142,18 +142,20 @@ def forked(work: Callable[[list[str]], int]) -> Iterator[str]:
     parent, (alive, end) = os.getpid(), os.pipe()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # else its workers had what is in it, too
-    with _listening() as (name, listener), blocked():
-        server = os.fork()
-        if server == 0:
-            os.close(end)
-            _become_server(parent, alive, listener, work)
-    os.close(alive)
+    server = 0
     try:
+        with _listening() as (name, listener), blocked():
+            server = os.fork()
+            if server == 0:
+                os.close(end)
+                _become_server(parent, alive, listener, work)
         yield name
     finally:
+        os.close(alive)
         os.close(end)
-        os.kill(server, signal.SIGKILL)
-        os.waitpid(server, 0)
+        if server:
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)
 
 
 def _become_server(parent: int, alive: int, listener: socket.socket, work: Callable[[list[str]], int]) -> NoReturn:

@@ -22,7 +22,7 @@ from harness.config.schema import AUTOCAST, DTYPES
 from harness.core.cluster import CallTimes, Device, Link
 from harness.core.op import Op
 from harness.core.problem import CannotRun, Problem
-from harness.host import devices
+from harness.host import devices, machine
 from harness.host.devices import DetectedDevices
 from harness.host.machine import Machine
 from harness.measure import reference_work, time_calls, work_together
@@ -60,6 +60,12 @@ def measure(
     if not found.count:
         raise ValueError("there is no GPU that torch can use: cluster.device=cpu")
     return _gpus(found, say) if found.kind == "cuda" else _cpu(found, say, processes, known)
+
+
+def whole(kind: str = "auto") -> Machine:
+    """This machine as far as it is cached, the rest measured now, as by `measure`."""
+    known = machine.stored(kind)
+    return known if known and known.knows_processes else measure(kind, known=known)
 
 
 # -- CPU devices: each is a thread that computes with one intra-op thread ----------------------------------------------

@@ -45,7 +45,12 @@ def calibrate(config: DictConfig, count: int, folder: Path, progress: Progress) 
     if known is None or not known.knows_processes:
         progress.phase("measuring this machine", "once: peaks, memory, links")
         known = supervisor.measure_machine(
-            folder, TITLE, config.launch.timeout_s, config.cluster.device, config.precision.tf32
+            folder,
+            TITLE,
+            config.launch.timeout_s,
+            config.cluster.device,
+            config.precision.tf32,
+            "processes" if known else "all",
         )
     progress.phase("timing collectives", f"among up to {count} ranks, {config.warmup} + {config.steps} rounds")
     supervisor.run_worker(folder, TITLE, config.launch.timeout_s, "calibrate", str(count))

@@ -226,7 +226,7 @@ class _Preparation:
         """The cluster and the profile; what is measured for them is measured now if nothing speaks against the run."""
         cluster = known or self.needed(self.cluster)
         origin = profiles.origin(self.config, cluster)
-        if not self.knows_enough(self.machine) and self.needs_machine(origin):
+        if self.needs_machine(origin) if self.machine is None else not self.knows_enough(self.machine):
             self.stop()
             self.machine = self.measured_machine()
             cluster = self.needed(self.cluster)
@@ -259,7 +259,8 @@ class _Preparation:
 
     def knows_enough(self, known: Machine | None) -> bool:
         """Whether all of this machine that the engine uses is measured."""
-        return known is not None and (known.knows_processes or not self.several)
+        several = self.several and self.config.cluster.name == "local"
+        return known is not None and (known.knows_processes or not several)
 
     def measured_machine(self) -> Machine:
         """Measure this machine in a worker process, once, and cache it for later runs; what processes do, when the
@@ -270,7 +271,8 @@ class _Preparation:
             known = _stored_machine(self.config)
             if known and self.knows_enough(known):
                 return known
-            parts = "processes" if known else "all" if self.several else "threads"
+            whole = self.several or self.config.remeasure
+            parts = "processes" if known else "all" if whole else "threads"
             self.progress.phase("measuring this machine", f"once: {MEASURED[parts]}")
             return supervisor.measure_machine(self.folder, self.title, limit_s, wanted, tf32, parts)
 

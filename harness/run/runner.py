@@ -26,7 +26,7 @@ from harness.config import overrides as config_overrides
 from harness.core import files, run_files
 from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import RunRecord
-from harness.core.run_files import CONFIG, LOG, PATTERN, PLAN, PROFILE, RESULT, SIMULATED, TIMELINE, TRACE
+from harness.core.run_files import CANDIDATES, CONFIG, LOG, PATTERN, PLAN, PROFILE, RESULT, SIMULATED, TIMELINE, TRACE
 from harness.core.serialization import finite
 from harness.core.trace import Trace
 from harness.export import systems
@@ -319,12 +319,13 @@ class Run:
         unsaved = self.lines.unsaved() if self.lines else ""
         reason = "; ".join(filter(None, [outcome.reason, unsaved]))
         message = self.folder.finish(outcome.status, reason, outcome.problems)
-        if self.config.out is None and not holds_run(self.folder.path):  # of what was refused
-            shutil.rmtree(self.folder.path, ignore_errors=True)
-        elif self.folder.accepted:
-            (self.folder.path / RESULT).unlink(missing_ok=True)  # also of ranks that had trained when one was ended
+        path = self.folder.path
+        if self.folder.accepted:
+            (path / RESULT).unlink(missing_ok=True)  # also of ranks that had trained when one was ended
         if self.tracker:
-            self.tracker.finish(self.record.metrics, {"timeline": self.folder.path / TIMELINE}, self.record.status)
+            self.tracker.finish(self.record.metrics, {"timeline": path / TIMELINE}, self.record.status)
+        elif self.config.out is None and not (holds_run(path) or (path / CANDIDATES).exists()):  # of what was refused
+            shutil.rmtree(path, ignore_errors=True)
         return message
 
     def report(self, message: str) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from harness.config import cluster_config
+from harness.core.problem import CannotRun
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import CONSOLE
 from harness.host import devices
@@ -91,7 +92,11 @@ def _searched(configs: Mapping[str, DictConfig | None], folder: Path, words: Seq
     assert config is not None
     config.out = str(folder / point)
     sys.argv = run_point.command(overrides)  # which the record has
-    return EXIT_CODES[runner.run(config, overrides).status]
+    try:
+        return EXIT_CODES[runner.run(config, overrides).status]
+    except CannotRun as error:
+        print(error, file=sys.stderr)
+        return EXIT_CODES["infeasible"]
 
 
 def _watched(

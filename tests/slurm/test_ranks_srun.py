@@ -97,7 +97,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REGATTA_CACHE", str(tmp_path_factory.mktemp("cache")))
         device = Device(devices.cpu_model(), 10**10, {"float64": 1e12}, 1e10, kernel_s=1e-6)
-        machine.store(Machine(device, Link(1e-5, 1e-9), None, 1.8))
+        machine.store(Machine(device, Link(1e-5, 1e-9), None, 1.8, 1.8))
         yield
 
 

@@ -12,7 +12,7 @@ from harness.host import devices, machine
 from harness.host.machine import Machine
 
 PEAKS = {"float32": 1e12, "float64": 5e11}
-MACHINE = Machine(Device(devices.cpu_model(), 10**10, PEAKS, 1e10, kernel_s=1e-6), Link(1e-5, 1e-9), None, 1.8)
+MACHINE = Machine(Device(devices.cpu_model(), 10**10, PEAKS, 1e10, kernel_s=1e-6), Link(1e-5, 1e-9), None, 1.8, 1.8)
 
 
 @contextmanager

@@ -385,13 +385,14 @@ class Tuner(Judge):
     def simulate(self, item: Planned) -> None:
         """Simulate a candidate; keep it if it is the best of its kind."""
         kind, one = item.scheme.kind, item.line.candidate
-        line, draft = self.simulation(item.line)
+        best_s = self.best_s.get(kind, float("inf"))
+        line, draft = self.simulation(item.line, best_s)
         self.lines[one] = line
         self.simulations[kind] += not line.out
         if draft is None:
             return
         self.rows.append(outcome.row(self, line, draft))
         seconds = float(line.simulated_step_time_s or 0.0)
-        if seconds < self.best_s.get(kind, float("inf")):
+        if seconds < best_s:
             layout = Layout(draft.plan, draft.profile, draft.cluster, draft.memory)
             self.best_s[kind], self.best[kind] = seconds, Fastest(line, layout, self.rows[-1])

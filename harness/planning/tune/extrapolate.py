@@ -28,12 +28,23 @@ def few(plan: Plan) -> int:
     return plan.micro_batches if plan.pattern or plan.order else min(plan.micro_batches, FILLED * len(plan.stages))
 
 
+def _is_whole(plan: Plan) -> bool:
+    """Whether a step is simulated as a whole."""
+    return plan.micro_batches * len(plan.stages) <= WHOLE or plan.micro_batches <= 2 * few(plan)
+
+
+def refuse_invalid(engine: str, found: Draft) -> None:
+    """Validate the schedule of all micro-batches, where these were simulated. Raises `CannotRun`."""
+    if _is_whole(found.plan):
+        draft.refuse_invalid(engine, found.schedule, found.plan)
+
+
 def simulated(config: DictConfig, engine: Engine, layout: Layout, validated: bool = False) -> Draft:
     """Simulate a candidate as `planning.drafted` does; `plan.predicted` is for all micro-batches, even if fewer were
     simulated. `validated` says that its schedule was, with a few micro-batches."""
     plan = layout.plan
     counts = (few(plan), 2 * few(plan))
-    if plan.micro_batches * len(plan.stages) <= WHOLE or plan.micro_batches <= counts[1]:
+    if _is_whole(plan):
         return draft.drafted(config, engine, layout, validated)
     short, longer = (
         draft.drafted(

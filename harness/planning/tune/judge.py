@@ -190,13 +190,16 @@ class Judge:
             raise CannotRun(found)
         return laid_out(self.config_of(one), scheme.engine, scheme.planner, ground.profile, ground.cluster, compares)
 
-    def simulation(self, line: Line) -> tuple[Line, Draft | None]:
-        """The line, once judged, with what the simulator finds; a draft if it fits."""
+    def simulation(self, line: Line, best_s: float = 0.0) -> tuple[Line, Draft | None]:
+        """The line, once judged, with what the simulator finds; a draft if it fits. One that is faster than `best_s` is
+        validated with all of its micro-batches."""
         scheme = self.by_settings[line.candidate.settings]
         try:
             layout = self.layouts[line.candidate]
             timed = line.closed_form_step_time_s is not None
             draft = extrapolate.simulated(self.config_of(line.candidate), scheme.engine, layout, validated=timed)
+            if timed and draft.plan.predicted["step_time_s"] < best_s:
+                extrapolate.refuse_invalid(scheme.config.engine.name, draft)
         except CannotRun as error:
             return replace(line, problems=error.problems), None
         found = draft.plan.predicted

@@ -129,7 +129,9 @@ def test_the_planner_is_asked_for_the_same() -> None:
 def test_a_refusal_comes_before_the_model_is_profiled_and_looks_like_none_of_a_crash(tmp_path, monkeypatch) -> None:
     """An empty cache of profiles: the run would have to measure."""
     monkeypatch.setenv("REGATTA_CACHE", str(tmp_path))
-    machine.store(Machine(Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10), Link(1e-5, 1e-9), None, 2.0))
+    machine.store(
+        Machine(Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10), Link(1e-5, 1e-9), None, 2.0, 2.0)
+    )
     typed = ["engine=deepspeed", "engine.zero=1", "precision=fp64", "model=mlp", "cluster.device=cpu", "tracker=none"]
     done = subprocess.run([sys.executable, "run.py", *typed, "cluster.devices=2", f"out={tmp_path / 'run'}"], cwd=ROOT,
                           capture_output=True, text=True)  # fmt: skip

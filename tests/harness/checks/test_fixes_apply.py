@@ -39,7 +39,7 @@ Examine = Callable[[Sequence[str]], list[Problem]]
 """Why overrides are refused."""
 
 HERE = DetectedDevices("cpu", "a CPU", 2, 16 * 10**9)
-MACHINE = Machine(Device(HERE.name, 8 * 10**9, {"float32": 1e12}, 1e10), Link(1e-5, 1e-9), None, 2.0)
+MACHINE = Machine(Device(HERE.name, 8 * 10**9, {"float32": 1e12}, 1e10), Link(1e-5, 1e-9), None, 2.0, 2.0)
 SOURCE = "measured on a CPU"
 LAYER = LayerProfile("layer", 0.01, 0.02, param_bytes=10**7, output_bytes=10**6, saved_bytes=10**7, flops=10**9)
 UNET = ModelProfile((LAYER,) * 8, "unet_x", 1, input_bytes=1000, source=SOURCE)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.config import cluster_config
+from harness.config import cluster_config, cluster_parts
 from harness.config.cluster_config import ClusterConfig
 from harness.core.cluster import Cluster, Device, Link
 from harness.core.problem import CannotRun
@@ -227,7 +227,7 @@ NUMBERS = st.one_of(st.none(), st.floats(), st.sampled_from([0.0, 1e-320, 1e-9, 
 
 @given(
     st.fixed_dictionaries(
-        dict.fromkeys({"memory_gb", "memory_bandwidth_gb_s", "kernel_s", "cores", *cluster_config.EFFECTIVE_KEYS} -
+        dict.fromkeys({"memory_gb", "memory_bandwidth_gb_s", "kernel_s", "cores", *cluster_parts.EFFECTIVE_KEYS} -
         SHARES,
                       NUMBERS)
     ),

@@ -127,6 +127,14 @@ def test_with_tf32_the_share_of_the_peak_is_that_of_tf32(name, values):
     assert "float32" not in without.efficiencies and with_tf32.efficiencies["float32"] == 0.513
 
 
+@pytest.mark.parametrize(("name", "values"), [("dgx_a100_80", "nominal"), ("gcp_a100", "effective")])
+def test_a_share_of_float32_that_was_typed_counts_with_tf32(name, values):
+    typed = (f"cluster={name}", f"cluster.values={values}", "precision.tf32=true")
+    assert composed(*typed, "cluster.float32_efficiency=0.9").device.efficiencies["float32"] == 0.9
+    own = composed(*typed, "cluster.tf32_efficiency=0.4").device
+    assert own.efficiencies["float32"] == 0.4
+
+
 def test_a_cluster_without_a_peak_of_tf32_keeps_that_of_float32():
     """Cards before Ampere have none: they multiply float32 as it is."""
     for typed in ((), ("precision.tf32=true",)):

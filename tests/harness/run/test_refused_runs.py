@@ -45,6 +45,14 @@ def test_a_refused_run_leaves_a_record_only_where_its_folder_was_named(runs: Pat
     assert RunRecord.load(Path("named") / RECORD).status == "infeasible"
 
 
+def test_a_search_that_finds_nothing_leaves_its_table(runs: Path) -> None:
+    profile = ModelProfile((LayerProfile("layer", 0.1, 0.2, param_bytes=2 * 10**9),), "net", 1, input_bytes=8)
+    profile.save(Path("p.json"))
+    found = run("profile=p.json", "mode=tune", "engine=single", "cluster=flat", "cluster.devices=1",
+                "cluster.memory_gb=1", "cluster.bandwidth_gb_s=1", "batch.size=1")  # fmt: skip
+    assert found.status == "infeasible" and len(list(runs.glob("*/*/tune.csv"))) == 1
+
+
 def test_a_run_that_ends_well_leaves_its_folder(runs: Path) -> None:
     ModelProfile((LayerProfile("layer", 0.1, 0.2, output_bytes=8),), "net", 1, input_bytes=8).save(Path("p.json"))
     found = run("profile=p.json", "mode=plan", "cluster=flat", "cluster.devices=1", "cluster.memory_gb=1",

@@ -44,7 +44,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("REGATTA_CACHE", str(folder))
-        machine.store(Machine(PEAKS, Link(1e-5, 1e-9), None, 1.8))
+        machine.store(Machine(PEAKS, Link(1e-5, 1e-9), None, 1.8, 1.8))
         yield folder
 
 
@@ -100,6 +100,9 @@ def test_it_says_how_many_ranks_start(
             raise WorkerFailed(Outcome("error", "stopped by the test"))
 
     monkeypatch.setattr(runner.supervisor, "run_worker", stopped)
+    monkeypatch.setenv("REGATTA_CACHE", str(tmp_path / "cache"))
+    device = Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10)
+    machine.store(Machine(device, Link(1e-5, 1e-9), cores=2.0, process_cores=2.0))
     replace(PROFILE, model="unet").save(tmp_path / "p.json")
     file = quoted("profile", str(tmp_path / "p.json"))
     record = run(tmp_path / "run", "model=unet", file, "cluster.device=cpu", "cluster.devices=3", *typed)

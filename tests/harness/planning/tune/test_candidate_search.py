@@ -71,11 +71,11 @@ def test_what_the_simulator_refuses_gives_way(tmp_path: Path, capsys: pytest.Cap
     refused: list[Candidate] = []
 
     class Strict(Nets):
-        def simulation(self, line: Line) -> tuple[Line, Draft | None]:
+        def simulation(self, line: Line, best_s: float = 0.0) -> tuple[Line, Draft | None]:
             if len(refused) < 3:
                 refused.append(line.candidate)
                 return replace(line, problems=(Problem("cluster.memory_gb", 1, "is too small"),)), None
-            return super().simulation(line)
+            return super().simulation(line, best_s)
 
     overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=32"]
     found = Strict(compose(overrides), overrides, tmp_path, Progress()).search()
@@ -185,10 +185,10 @@ def test_what_fills_the_fullest_device_is_said(tmp_path: Path) -> None:
 
 def test_an_interrupted_search_returns_what_it_has_found(tmp_path: Path) -> None:
     class Impatient(Nets):
-        def simulation(self, line: Line) -> tuple[Line, Draft | None]:
+        def simulation(self, line: Line, best_s: float = 0.0) -> tuple[Line, Draft | None]:
             if self.best:
                 raise KeyboardInterrupt
-            return super().simulation(line)
+            return super().simulation(line, best_s)
 
     overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=32"]
     found = Impatient(compose(overrides), overrides, tmp_path, Progress()).search()

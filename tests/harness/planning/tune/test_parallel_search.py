@@ -33,9 +33,9 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 class Several(Nets):
     """A search that has to be one in several processes: its own one simulates nothing."""
 
-    def simulation(self, line: Line) -> tuple[Line, Draft | None]:
+    def simulation(self, line: Line, best_s: float = 0.0) -> tuple[Line, Draft | None]:
         assert os.getpid() != HERE
-        return super().simulation(line)
+        return super().simulation(line, best_s)
 
 
 def searched(kind: type[Nets], folder: Path, *typed: str) -> Tuned:
@@ -72,10 +72,10 @@ def test_a_killed_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """What it was at is looked at again, in the process of the search."""
 
     class Killed(Nets):
-        def simulation(self, line: Line) -> tuple[Line, Draft | None]:
+        def simulation(self, line: Line, best_s: float = 0.0) -> tuple[Line, Draft | None]:
             if os.getpid() != HERE and "zero" in str(line.candidate.settings):
                 os.kill(os.getpid(), signal.SIGKILL)
-            return super().simulation(line)
+            return super().simulation(line, best_s)
 
     killed = searched(Killed, tmp_path)
     monkeypatch.setattr(parallel_search, "LARGE", 10**9)
@@ -88,11 +88,11 @@ def test_an_interrupted_search_keeps_what_its_processes_found(tmp_path: Path, mo
             if best_s:
                 raise KeyboardInterrupt
 
-        def simulation(self, line: Line) -> tuple[Line, Draft | None]:
+        def simulation(self, line: Line, best_s: float = 0.0) -> tuple[Line, Draft | None]:
             if "zero" in str(line.candidate.settings):
                 signal.pause()  # and ends for no signal of the user
             time.sleep(0.7)
-            return super().simulation(line)
+            return super().simulation(line, best_s)
 
     monkeypatch.setattr(parallel_search, "STOP_S", 1.0)
     try:
@@ -105,7 +105,7 @@ def test_an_interrupted_search_keeps_what_its_processes_found(tmp_path: Path, mo
 
 def test_the_error_of_a_process_is_that_of_the_search(tmp_path: Path) -> None:
     class Faulty(Several):
-        def simulation(self, line: Line) -> tuple[Line, Draft | None]:
+        def simulation(self, line: Line, best_s: float = 0.0) -> tuple[Line, Draft | None]:
             raise ZeroDivisionError(f"at {replace(line.candidate, settings=())}")
 
     with pytest.raises(ZeroDivisionError, match="at Candidate"):

@@ -19,6 +19,7 @@ from harness.sbp import baselines
 from harness.sbp.memory_limit import TooLarge, held
 from harness.sbp.shortest_path import Infeasible
 from harness.sbp.strategy_costs import INFINITE, Rules
+from harness.schedule import Schedule
 from planners import tensor_parallel_base
 from planners.autoddl.planner import AutoDDL, Config
 from tests.harness.planning.tune.nets import FLAT, Nets
@@ -89,6 +90,22 @@ def test_what_a_search_validates_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     with pytest.raises(CannotRun, match="0F0 of stage 0"):
         Nets(compose(overrides), overrides, tmp_path, Progress()).search()
     assert not simulated.calls
+
+
+def test_the_fastest_is_validated_with_all_of_its_micro_batches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A builder that is wrong for many alone; before, each candidate that was simulated was refused then."""
+    of_all = draft.validation_errors
+    fault = Problem("0F31 of stage 0", None, "has no 0B31")
+
+    def wrong(schedule: Schedule, plan: Plan) -> list[Problem]:
+        return [fault] if plan.micro_batches > 8 else list(of_all(schedule, plan))
+
+    monkeypatch.setattr(draft, "validation_errors", wrong)
+    overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=64", "mesh.pipeline=4", "batch.micro_batch_size=1"]
+    with pytest.raises(CannotRun, match="0F31 of stage 0"):
+        Nets(compose(overrides), overrides, tmp_path, Progress()).search()
 
 
 def test_the_plan_that_is_returned_alone_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
