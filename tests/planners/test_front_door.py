@@ -100,7 +100,7 @@ def test_the_record_has_the_strategies_and_what_others_would_take(start, tmp_pat
          "planner.search", "exhaustive", "planner.search=exact"),
         (transformer(), ["planner=autoddl", "mesh.tensor=16"], "mesh.tensor", 16, "mesh.tensor=8"),
         (transformer(), ["planner=autoddl", "mesh.tensor=6", "cluster.devices=4", "cluster.nodes=2"],
-         "mesh.tensor", 6, "mesh.tensor=4"),
+         "mesh.tensor", 6, "mesh.tensor=2"),
         (transformer(), ["planner=autoddl", "engine=gpipe"], "planner", "autoddl", "planner=balance, or engine=sbp"),
         (transformer(), ["planner=autoddl", "planner.paths=short"], "planner.paths", "short", "planner.paths=mixed"),
         (transformer(), ["planner=strategies", "planner.strategies=[*:2x2]"],

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 """The largest multiple of the analytic estimate of memory that is tried as a limit."""
+CLOSEST = 8
+"""Candidates of the least estimates that are simulated, to find the one that needs least."""
 NONE = "a smaller model, or devices with more memory"
 MOST_FIXES = 2
 
@@ -32,19 +34,18 @@ def problems(tuner: Tuner, lines: Sequence[Line]) -> list[Problem]:
     full = [line for line in lines if line.full and line.needs_bytes]
     if not full:
         return impossible(tuner, lines)
-    planned = [line for line in full if line.candidate in tuner.planned]
-    least = min(planned or full, key=lambda line: line.needs_bytes or 0)
-    needs_bytes, there_bytes = least.needs_bytes or 0, least.memory_limit_bytes or 0
+    least, held = _closest(tuner, [line for line in full if line.candidate in tuner.planned] or full)
+    needs_bytes, there_bytes = sum(held.values()) or least.needs_bytes or 0, least.memory_limit_bytes or 0
     needs, there = sizes(needs_bytes, there_bytes)
     one, why = least.candidate, least.problems[0].message
     if needs_bytes > there_bytes:  # of more than its state a planner may have said how much it is
-        why = f"a device has {there}, at least {needs} are needed"
+        why = f"a device has {there}, {'' if held else 'at least '}{needs} are needed"
     where = f"mesh.tensor={one.mesh.tensor} mesh.pipeline={one.mesh.pipeline} mesh.data={one.mesh.data}"
     scheme = "".join(f" {key}={value}" for key, value in one.settings)
     fits_not = "the only candidate does not fit" if len(lines) == 1 else f"none of {len(lines)} candidates fits"
     message = f"{fits_not}: {why}, by {where}{scheme} with micro-batches of {one.micro_batch}"
-    if held := contents.text(_held(tuner, least)):
-        message += f": {held}"
+    if parts := contents.text(held or _state(tuner, least)):
+        message += f": {parts}"
     found = plan_fits.too_little_memory(message, needs_bytes, there_bytes)
     fixes = list(helpful(tuner))
     if given(tuner.overrides, MEMORY):
@@ -52,11 +53,22 @@ def problems(tuner: Tuner, lines: Sequence[Line]) -> list[Problem]:
     return [replace(found, fixes=tuple(fixes), hint="" if fixes else NONE)]
 
 
-def _held(tuner: Tuner, line: Line) -> dict[str, int]:
-    """What fills the fullest device of a candidate: simulated where it has a plan, else its state alone."""
+def _closest(tuner: Tuner, lines: Sequence[Line]) -> tuple[Line, dict[str, int]]:
+    """The candidate that needs least, and what fills its fullest device by a simulation, which finds more than an
+    estimate; nothing for those without a plan."""
+    ordered = sorted(lines, key=lambda line: line.needs_bytes or 0)
+    best, parts, least = ordered[0], dict[str, int](), math.inf
+    for line in ordered[:CLOSEST]:
+        if line.candidate not in tuner.planned or (line.needs_bytes or 0) >= least:
+            break
+        if (found := tuner.held(line)) and sum(found.values()) < least:
+            best, parts, least = line, found, sum(found.values())
+    return best, parts
+
+
+def _state(tuner: Tuner, line: Line) -> dict[str, int]:
+    """What a candidate without a plan keeps in any case."""
     one = line.candidate
-    if one in tuner.planned and (found := tuner.held(line)):
-        return found
     scheme, ground = tuner.by_settings[one.settings], tuner.grounds[one.micro_batch]
     return contents.of_state(tuner.memory(scheme, one), ground.profile, one.mesh)
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("ranks")
 @pytest.mark.usefixtures("at_length")
 def test_every_entry_has_a_row_and_so_has_every_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(myelin, "MODELS", {"MLP": ("model=mlp", "batch.size=8")})
-    monkeypatch.setattr(myelin.machine, "stored", lambda: HERE)
+    monkeypatch.setattr(myelin.benchmark_machine, "whole", lambda: HERE)
     names = ("single", "gpipe", "myelin", myelin.ONE)
     monkeypatch.setattr(myelin, "ENTRIES", {name: myelin.ENTRIES[name] for name in names})
     rows = {row["entry"]: row for row in myelin.messages(2)}

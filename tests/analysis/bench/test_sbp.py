@@ -19,7 +19,7 @@ def test_a_planned_linear_costs_the_host_little(ranks: int) -> None:
 @pytest.mark.usefixtures("commands")
 def test_a_wide_mlp_has_a_row_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbp, "WIDE", ("model=mlp", "batch.size=16", "batch.micro_batches=1"))
-    monkeypatch.setattr(sbp.machine, "stored", lambda: HERE)
+    monkeypatch.setattr(sbp.benchmark_machine, "whole", lambda: HERE)
     rows = sbp.wide(64, 3)
     assert [row["entry"] for row in rows] == [
         "MLP, 64 wide, single", "MLP, 64 wide, sbp", "MLP, 64 wide, 2 x single at once"
