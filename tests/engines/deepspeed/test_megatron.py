@@ -178,7 +178,7 @@ def test_nothing_here_runs_shards() -> None:
     (problem,) = asked("mesh.tensor=2")
     assert row(problem) == ("mesh.tensor", 2, ["mesh.tensor=1", "mode=simulate cluster=summit"])
     assert "engine=deepspeed with cluster=local" in problem.message
-    assert asked("mesh.tensor=2", "mode=simulate", "cluster=summit") == []
+    assert asked("mesh.tensor=2", "planner=megatron", "precision=fp16", "mode=simulate", "cluster=summit") == []
     (problem,) = asked("planner=megatron")
     assert (problem.key, problem.value) == ("planner", "megatron")
 
