@@ -8,13 +8,10 @@ P100   what matmuls and convolutions, and elementwise kernels reach: two numbers
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 
-from scipy.optimize import minimize
-
 from analysis.gpu_cases import image_cases, predict_images
+from analysis.gpu_cases.fit import of_least_error
 
 GPUS = {"V100": ("v100",), "A100": ("a100_40", "a100_80"), "P100": ("p100",)}
 NUMBERS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -27,7 +24,7 @@ NUMBERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "P100": (("matmul_efficiency", "convolution_efficiency"), ("elementwise_efficiency",)),
 }
 """The numbers of each GPU that are fitted, each with the keys of the cluster that have it."""
-START, STEP = 0.7, 0.15
+START = 0.7
 EVALUATIONS = 100
 
 
@@ -39,15 +36,4 @@ def fit(gpu: str) -> dict[str, float]:
     def keys(shares: Sequence[float]) -> dict[str, float]:
         return {key: float(share) for names, share in zip(numbers, shares, strict=True) for key in names}
 
-    def error(shares: Sequence[float]) -> float:
-        if not all(0.05 <= share <= 1 for share in shares):
-            return math.inf
-        of = (predict_images.step_s(case, **keys(shares)) / case.step_s for case in found)
-        return statistics.mean(abs(math.log(one)) for one in of)
-
-    start = [START] * len(numbers)
-    simplex = [start] + [
-        [START + STEP * (number == other) for number in range(len(start))] for other in range(len(start))
-    ]
-    options = {"maxfev": EVALUATIONS, "xatol": 3e-3, "fatol": 1e-4, "initial_simplex": simplex}
-    return keys(minimize(error, start, method="Nelder-Mead", options=options).x)
+    return of_least_error(found, predict_images.step_s, keys, [START] * len(numbers), EVALUATIONS)
