@@ -103,6 +103,16 @@ def _refuse_many_runs(options: argparse.Namespace, own: launched.Place) -> None:
         raise CannotRun([Problem(key, value, message, hint="python run.py ... without torchrun")], "run.py")
 
 
+def _is_sweep_of_races(options: argparse.Namespace) -> bool:
+    """Whether the points of the sweep's file are races."""
+    keys = {text.partition("=")[0] for text in options.overrides}
+    if not options.multirun or "+sweeps" not in keys or "mode" in keys:
+        return False
+    from harness.sweep import points
+
+    return points.of_races(options.overrides) is not None
+
+
 def _other_than_a_run(options: argparse.Namespace) -> int | None:
     """Do what the command line asks for, and return the exit code; None where it asks for one run."""
     from harness.user_model import reference
@@ -117,7 +127,7 @@ def _other_than_a_run(options: argparse.Namespace) -> int | None:
 
         print(help.text(options.overrides))
         return output.code(0)
-    if "mode=race" in options.overrides and not options.cfg:
+    if not options.cfg and ("mode=race" in options.overrides or _is_sweep_of_races(options)):
         from harness.races import race
 
         return race.main(options.overrides, options.multirun)

@@ -3,7 +3,7 @@
     python -m analysis.accuracy                    the committed records
     python -m analysis.accuracy runs/mine ...      those of folders, archives and W&B (`analysis.records`)
 
-    engine    runs   predicted / measured   error: median   worst   within 10 %      of the step time
+    engine    runs   predicted / measured   / quick steps   error: median   worst   within 10 %   20 %
     gpipe       21                   0.92            10 %    41 %          48 %
     contest                        runs   Kendall's tau   predicted best / measured best
 
@@ -34,10 +34,13 @@ from harness.config.registry import ROOT
 from harness.core.problem import CannotRun
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.units import UNKNOWN, seconds
-from harness.report.comparison import SAME
+from harness.report import comparison
 
 COMMITTED = ROOT / "analysis" / "results" / "records"
-NEAR = 0.1
+NEAR = (0.1, 0.2)
+"""Errors of step times that are counted."""
+LENGTHS, SHORT = {"50 ms and more": 0.05, "5 to 50 ms": 0.005}, "below 5 ms"
+"""Least seconds of a step."""
 SHOWN = 3
 """Records that are named for a reason."""
 MISSES = 10
@@ -48,6 +51,7 @@ MISSES = 10
 class Case:
     """One measured run: seconds of a step, and predicted / measured of the memory of each device that was metered.
 
+    `quick_s` is the 10th percentile of its steps: what slows a machine down now and then has little part in it.
     `stored` says why the prediction is that of the record; it is empty for one by today's simulator.
     """
 
@@ -59,11 +63,17 @@ class Case:
     predicted_s: float
     memory: tuple[float, ...]
     stored: str = ""
+    quick_s: float | None = None
 
     @property
     def ratio(self) -> float:
         """Predicted / measured step time."""
         return self.predicted_s / self.measured_s
+
+    @property
+    def quick_ratio(self) -> float | None:
+        """Predicted step time / that of the quick steps; None where they are not recorded."""
+        return self.predicted_s / self.quick_s if self.quick_s else None
 
     @property
     def error(self) -> float:
@@ -150,6 +160,8 @@ def _unfit(record: RunRecord) -> str:
         return f"engine={name} stands in for another engine, on one device"
     if not record.config or not record.metrics.get("step_time_s"):
         return "has no measured step time"
+    if comparison.slowed(record):
+        return "the machine was busy with other things"
     return "" if (record.metrics.get("predicted_over_measured") or {}).get("step_time_s") else "was not predicted"
 
 
@@ -175,6 +187,7 @@ def _case(record: RunRecord) -> Case:
         predicted_s,
         tuple(one for one in memory if one is not None),
         stored,
+        next(iter(measured.get("step_time_spread_s") or ()), None),
     )
 
 
@@ -190,7 +203,7 @@ def contests(found: Iterable[Case]) -> list[Contest]:
 def _contest(record: RunRecord) -> str:
     """The sweep of a run, and what it computes."""
     place = PurePath(record.config.get("out") or record.manifest.get(ORIGIN, ""))
-    work = [record.config.get("batch", {}).get("size"), *(record.config.get(key) for key in SAME)]
+    work = [record.config.get("batch", {}).get("size"), *(record.config.get(key) for key in comparison.SAME)]
     return f"{place.parent.name or place.name} {json.dumps(work, sort_keys=True)}"
 
 
@@ -204,13 +217,15 @@ def by(found: Iterable[Case], key: Callable[[Case], str]) -> list[tuple[str, ...
 
 def _summary(own: Sequence[Case]) -> tuple[str, ...]:
     errors, memory = [one.error for one in own], [one.memory_error for one in own if one.memory_error is not None]
-    near = sum(error <= NEAR for error in errors) / len(errors)
+    quick = [one.quick_ratio for one in own if one.quick_ratio is not None]
+    near = [sum(error <= most for error in errors) / len(errors) for most in NEAR]
     return (
         str(len(own)),
         f"{statistics.median(one.ratio for one in own):.2f}",
+        f"{statistics.median(quick):.2f}" if quick else UNKNOWN,
         f"{statistics.median(errors):.0%}",
         f"{max(errors):.0%}",
-        f"{near:.0%}",
+        *(f"{share:.0%}" for share in near),
         f"{statistics.median(memory):.1%}" if memory else UNKNOWN,
         f"{max(memory):.1%}" if memory else UNKNOWN,
     )
@@ -219,12 +234,18 @@ def _summary(own: Sequence[Case]) -> tuple[str, ...]:
 TITLES = (
     "runs",
     "predicted\n/ measured",
+    "/ quick\nsteps",
     "error of\ntime: median",
     "worst",
-    "within 10 %",
+    *(f"within\n{most:.0%}" for most in NEAR),
     "of memory:\nmedian",
     "worst",
 )
+
+
+def length(case: Case) -> str:
+    """The class of a run by its measured step: short ones are mostly the host's."""
+    return next((name for name, least_s in LENGTHS.items() if case.measured_s >= least_s), SHORT)
 
 
 MISS_TITLES = (
@@ -297,6 +318,7 @@ def _show(found: Sequence[Case], console: Console) -> None:
     console.print(_table(MISS_TITLES, misses(found), 3))
     console.print(_table(("engine", *TITLES), [*by(found, lambda one: one.engine), *by(found, lambda _: "all")], 1))
     console.print(_table(("model", *TITLES), by(found, lambda one: one.model), 1))
+    console.print(_table(("steps of", *TITLES), by(found, length), 1))
     if held := orders(found):
         console.print(_table(ORDER_TITLES, held, 1))
 

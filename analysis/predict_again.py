@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from analysis.run_artifacts import ORIGIN, UNREADABLE
@@ -54,7 +54,7 @@ def figures(record: RunRecord) -> dict[str, Any]:
         cluster = Cluster.from_json(basis)
     except UNREADABLE as error:
         raise NotPredictable(f"its plan or profile cannot be read: {' '.join(str(error).split())}") from error
-    config = OmegaConf.create(copy.deepcopy(record.config))
+    config = _todays(record.config)
     try:
         engine = registry.build("engine", config.engine)
         return planning_draft.draft(config, engine, AsBefore(plan), profile, cluster).plan.predicted
@@ -63,6 +63,14 @@ def figures(record: RunRecord) -> dict[str, Any]:
         raise NotPredictable(f"it is refused today: {first}") from error
     except OmegaConfBaseException as error:
         raise NotPredictable(f"its keys are not today's: {str(error).splitlines()[0]}") from error
+
+
+def _todays(keys: dict[str, Any]) -> DictConfig:
+    """The keys of a run; those that came after it have their defaults, which leave runs as they were."""
+    choices = {group: part["name"] for group, part in keys.items() if isinstance(part, dict) and part.get("name")}
+    found = OmegaConf.merge(OmegaConf.create(registry.default_keys(choices)), OmegaConf.create(copy.deepcopy(keys)))
+    assert isinstance(found, DictConfig)
+    return found
 
 
 def _stored(record: RunRecord) -> tuple[Plan, ModelProfile]:

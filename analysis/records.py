@@ -22,7 +22,7 @@ from harness.config.registry import ROOT
 from harness.core import files
 from harness.core.problem import Problem, refuse
 from harness.core.record import RunRecord
-from harness.core.run_files import RECORD
+from harness.core.run_files import RACE, RECORD
 from harness.core.serialization import SchemaError, parse
 from harness.run.stored_record import with_true_status
 from harness.trackers.wandb import FILES
@@ -136,9 +136,11 @@ def sweep_command(name: str) -> str:
 
 
 def in_folder(folder: Path) -> list[Path]:
-    """The record.json of a run, or those of a sweep's runs."""
-    found = [*folder.glob(RECORD), *folder.glob(f"*/{RECORD}")]
-    return sorted(path for path in found if path.parent == folder or not path.parent.name.startswith("."))
+    """The record.json of a run, or those of the runs of a sweep, a race, or several races."""
+    races = [race.parent for race in (*folder.glob(f"*/{RACE}"), *folder.glob(f"*/*/{RACE}"))]
+    found = [path for place in (folder, *races) for path in place.glob(f"*/{RECORD}")]
+    found = [path for path in found if not path.parent.name.startswith(".")]
+    return sorted([*folder.glob(RECORD), *found])
 
 
 def _rank(record: RunRecord) -> int:

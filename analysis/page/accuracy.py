@@ -49,6 +49,7 @@ def ledger_tables(measured: Iterable[RunRecord]) -> list[Section]:
         ("The worst predictions", ("run", *ledger.MISS_TITLES[1:]), ledger.misses(found.cases), 3),
         ("By engine", ("engine", *ledger.TITLES), engines, 1),
         ("By model", ("model", *ledger.TITLES), models, 1),
+        ("By the length of a step", ("steps of", *ledger.TITLES), ledger.by(found.cases, ledger.length), 1),
         ("Orders of several engines on the same work", ledger.ORDER_TITLES, ledger.orders(found.cases), 1),
     ]
     return [

@@ -12,7 +12,7 @@ import functools
 import importlib
 import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +144,19 @@ def defaults(group: str, name: str) -> DictConfig:
     """Return the part of the configuration of a plug-in as it is by default."""
     found: DictConfig = OmegaConf.structured(schemas()[group, name])
     return found
+
+
+def default_keys(choices: Mapping[str, str]) -> dict[str, Any]:
+    """Return the keys of a run as they are by default, of groups those of a choice ({"engine": "ddp"}) that is known."""
+    found = _container(Config)
+    for group, name in choices.items():
+        if schema := schemas().get((group, name)) or schemas().get((group, group)):
+            found[group] = _container(schema)
+    return found
+
+
+def _container(schema: type) -> Any:
+    return OmegaConf.to_container(OmegaConf.structured(schema), throw_on_missing=False)
 
 
 def build(group: str, node: DictConfig, *extra: Any) -> Any:

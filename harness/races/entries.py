@@ -11,7 +11,8 @@ A file has the overrides of each entry:
       replicas:    [engine=ddp]
 
 The first entry is the one that the others are compared with. All have micro-batches of its size, unless a key says
-otherwise, so that batch norm sees the same batches and no kernel is smaller.
+otherwise, so that batch norm sees the same batches and no kernel is smaller. A sweep's file may have schemes, too, next
+to its points: with `-m +sweeps=NAME` there is a race of them for each point.
 """
 
 from __future__ import annotations
@@ -68,14 +69,18 @@ def races(overrides: Sequence[str], several: bool) -> dict[str, list[str]]:
     With `several` (-m) keys but the engine may have several values. Raises CannotRun where they do without.
     """
     own = [text for text in overrides if _key(text) in (*OF_THE_RACE, "engine") or _addressee(text)]
-    found = points.expand([text for text in overrides if text not in own])
+    others = [text for text in overrides if text not in own]
+    file = points.of_races(others)
+    if file and not {"schemes", "engine"} & {*map(_key, own)}:
+        own = [f"schemes={file}", *own]
+    found = points.expand(others, races=True)
     if len(found) == 1:
-        return {"": [*own, *found[0].overrides]}
+        return {"": [*found[0].overrides, *own]}
     if not several:
         keys = [key for key in found[0].values() if len({point.values().get(key) for point in found}) > 1]
         hint = "python run.py -m mode=race ... for a race of each"
         raise CannotRun([Problem(key, None, "has several values, a race has one", hint=hint) for key in keys], RACE)
-    return {point.id: [*own, *point.overrides] for point in found}
+    return {point.id: [*point.overrides, *own] for point in found}
 
 
 def entered(overrides: Sequence[str]) -> list[Entry]:

@@ -53,7 +53,8 @@ def hold(
 
     The folder is `out` where the overrides name none; what is printed goes to the console, by default to stdout.
     """
-    rounds, races = entries.rounds(overrides), entries.races(overrides, several)
+    races = entries.races(overrides, several)
+    rounds = {name: entries.rounds(own) for name, own in races.items()}
     entered = {
         name: {seed: entries.entered(one) for seed, one in entries.repeated(own).items()} for name, own in races.items()
     }
@@ -62,7 +63,7 @@ def hold(
     for name, of_seeds in entered.items():
         own: list[Result] = []
         for seed, one in of_seeds.items():
-            held.append(_hold(one, folder / name / seed, rounds, console))
+            held.append(_hold(one, folder / name / seed, rounds[name], console))
             own.append(held[-1][1])
             if held[-1][0] == EXIT_CODES["preempted"]:
                 break
@@ -97,9 +98,11 @@ def _hold(entered: Sequence[Entry], folder: Path, rounds: int | None, console: C
 
 
 def _folder(overrides: Sequence[str], out: Path | None) -> Path:
-    """The race's folder, out=DIR, `out` or runs/DATE, made. Raises CannotRun for one that holds a race already."""
-    name = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    folder = Path(entries.value_of(overrides, "out") or out or Path("runs") / f"race-{name}")
+    """The race's folder, out=DIR, `out`, that of a sweep's file or runs/race-DATE, made. Raises CannotRun for one that
+    holds a race already."""
+    name = datetime.now().strftime("race-%Y-%m-%d_%H-%M-%S")
+    own = local.folder_of(overrides) if entries.value_of(overrides, "+sweeps") else Path("runs") / name
+    folder = Path(entries.value_of(overrides, "out") or out or own)
     if out:  # the caller may be in another working directory when it reads the records
         folder = folder.absolute()
     local.make(folder)

@@ -17,7 +17,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.config import registry
-from harness.config.schema import Config
 from harness.core import files
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
@@ -186,19 +185,13 @@ def _differences(before: dict[str, Any], config: DictConfig, plan: dict[str, Any
 
 def _defaults(config: DictConfig, before: dict[str, Any]) -> dict[str, Any]:
     """The values of all keys that are not given; of the groups (`engine=ddp`) those whose choice is as before."""
-    known, found = registry.schemas(), _flat(_container(Config))
+    same = {}
     for group in map(str, config):
-        node = config[group]
+        node, earlier = config[group], before.get(group)
         name = node.get("name") if isinstance(node, DictConfig) else None
-        same = isinstance(earlier := before.get(group), dict) and earlier.get("name") == name
-        schema = known.get((group, str(name))) or known.get((group, group))
-        if schema and same:
-            found |= _flat(_container(schema), f"{group}.")
-    return found
-
-
-def _container(schema: type) -> Any:
-    return finite(OmegaConf.to_container(OmegaConf.structured(schema), throw_on_missing=False))
+        if isinstance(earlier, dict) and earlier.get("name") == name:
+            same[group] = str(name)
+    return _flat(finite(registry.default_keys(same)))
 
 
 def _of_another_run(out: str, step: int, differences: dict[str, tuple[Any, Any]]) -> Problem:

@@ -53,7 +53,7 @@ class Point:
         return {key: value for key, _, value in (override.partition("=") for override in self.overrides)}
 
 
-def expand(overrides: Sequence[str]) -> list[Point]:
+def expand(overrides: Sequence[str], races: bool = False) -> list[Point]:
     """Every point, in order, each once. Of the same key in several places the later one counts:
 
         a point of the file   <   the file's grid   <   the command line
@@ -61,13 +61,16 @@ def expand(overrides: Sequence[str]) -> list[Point]:
     `engine=all` stands for each engine, and `repeats=3` for three seeds: seed=0,1,2, or from the seed that is given on.
     `+sweeps=NAME` takes the points of sweeps/NAME.yaml, `scale=` one of its
     scales; commas, choice(), range() and glob() mean what they mean to Hydra, in the file too. `out=` is the sweep's
-    and no part of a point. Raises CannotRun for what cannot be read.
+    and no part of a point. Raises CannotRun for what cannot be read, and for a file whose points are `races`.
     """
     if seeds := repeated(overrides):
         others = [text for text in overrides if bare_key(text) not in (SEED, REPEATS)]
-        return expand([*others, f"{SEED}={','.join(map(str, seeds))}"])
+        return expand([*others, f"{SEED}={','.join(map(str, seeds))}"], races)
     if len(single := engines.each(overrides)) > 1:
-        return [point for one in single for point in expand(one)]
+        return [point for one in single for point in expand(one, races)]
+    if not races and (file := of_races(overrides)):
+        hint = f"python run.py -m +sweeps={file.stem}"
+        raise CannotRun([Problem("+sweeps", file.stem, "has schemes: its points are races", hint=hint)], SWEEP)
     with session() as loader:
         parser = OverridesParser.create(loader)
         own = {key: values for key, values in _table(overrides, parser, "").items() if key not in WHOLE}
@@ -169,9 +172,21 @@ def scale_of(overrides: Sequence[str]) -> str | None:
         return _scaled(overrides, OverridesParser.create(loader))[0]
 
 
+def of_races(overrides: Sequence[str]) -> Path | None:
+    """The sweep's file, if it has `schemes`: then each of its points is a race of these (`harness.races`)."""
+    stem = value_of(overrides, "+sweeps")
+    if stem is None:
+        return None
+    with session() as loader:
+        path, content = _content(stem, OverridesParser.create(loader))
+    return path if "schemes" in content else None
+
+
 def _scaled(overrides: Sequence[str], parser: OverridesParser) -> tuple[str | None, str, dict[Any, Any]]:
     """The scale, where it stands in its file (for messages), and its `points` and `grid`."""
-    scale, (where, content) = value_of(overrides, "scale"), _content(value_of(overrides, "+sweeps"), parser)
+    scale, (path, content) = value_of(overrides, "scale"), _content(value_of(overrides, "+sweeps"), parser)
+    where = str(path.relative_to(registry.ROOT) if path.is_relative_to(registry.ROOT) else path) if path.name else ""
+    content = {key: value for key, value in content.items() if key != "schemes"}
     if set(content) != {"scales"}:
         if scale is not None:
             message = f"is given, {where or 'a sweep without a file'} has no scales"
@@ -185,10 +200,10 @@ def _scaled(overrides: Sequence[str], parser: OverridesParser) -> tuple[str | No
     return chosen, f"{where} scales.{chosen}", scales[chosen]
 
 
-def _content(stem: str | None, parser: OverridesParser) -> tuple[str, dict[Any, Any]]:
-    """Return the name and the content of sweeps/STEM.yaml; empty ones without a file."""
+def _content(stem: str | None, parser: OverridesParser) -> tuple[Path, dict[Any, Any]]:
+    """Return the place and the content of sweeps/STEM.yaml; empty ones without a file."""
     if stem is None:
-        return "", {}
+        return Path(), {}
     known = choices(parser.config_loader, "sweeps") if parser.config_loader else []
     if stem not in known:
         message = f"is not one of {', '.join(known)}"
@@ -198,7 +213,7 @@ def _content(stem: str | None, parser: OverridesParser) -> tuple[str, dict[Any, 
     where = Path("sweeps", f"{stem}.yaml")
     folders = [registry.ROOT, *map(Path, filter(None, [further()]))]
     path = next(path for folder in folders if (path := folder / where).exists())
-    return str(where) if path.is_relative_to(registry.ROOT) else str(path), choice_files.read(path)
+    return path, choice_files.read(path)
 
 
 def _file(overrides: Sequence[str], parser: OverridesParser) -> tuple[list[Table], Table]:

@@ -49,8 +49,9 @@ def test_every_record_is_a_case_or_left_out_with_its_reason() -> None:
         replace(record(4, "sbp", 1, 1), metrics={}),
         replace(record(1, "gpipe", 2.0, 0.8), id="older"),
         record(5, "delayed", 1, 1),
+        replace(busy := record(6, "ddp", 1, 1), metrics=busy.metrics | {"slowed": 1.3}),
     ]
-    found = accuracy.ledger([others[3], one, *others[:3], others[4]])
+    found = accuracy.ledger([others[3], one, *others[:3], *others[4:]])
     assert [case.id for case in found.cases] == ["1"]
     assert {left.id: left.why for left in found.left_out} == {
         "2": "oom, not measured to its end",
@@ -58,6 +59,7 @@ def test_every_record_is_a_case_or_left_out_with_its_reason() -> None:
         "4": "has no measured step time",
         "older": "there is a newer run of its point",
         "5": "engine=delayed stands in for another engine, on one device",
+        "6": "the machine was busy with other things",
     }
     assert accuracy.sources(found)[0] == "0 of 1 predictions are of today's simulator"
 
@@ -72,8 +74,17 @@ def test_a_sweep_over_engines_is_a_contest() -> None:
 
 
 def test_a_group_has_its_median_its_worst_and_its_share() -> None:
-    found = [Case(str(n), "gpipe", "mlp", "", 1.0, ratio, ()) for n, ratio in enumerate((0.95, 1.05, 0.5))]
-    assert accuracy.by(found, lambda one: one.engine) == [("gpipe", "3", "0.95", "5%", "50%", "67%", "-", "-")]
+    found = [Case(str(n), "gpipe", "mlp", "", 1.0, ratio, (), quick_s=0.8) for n, ratio in enumerate((0.95, 1.05, 0.5))]
+    assert accuracy.by(found, lambda one: one.engine) == [
+        ("gpipe", "3", "0.95", "1.19", "5%", "50%", "67%", "67%", "-", "-")
+    ]
+
+
+def test_runs_are_classed_by_the_length_of_their_steps() -> None:
+    found = [Case(str(n), "gpipe", "mlp", "", step_s, step_s, ()) for n, step_s in enumerate((0.004, 0.05, 0.049))]
+    assert [row[:2] for row in accuracy.by(found, accuracy.length)] == [
+        ("5 to 50 ms", "1"), ("50 ms and more", "1"), ("below 5 ms", "1"),
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("computation")
@@ -81,8 +92,8 @@ def test_no_committed_figure_gets_worse(capsys: pytest.CaptureFixture[str]) -> N
     """By records that come or go, and by a worse simulator where their packs have the profile."""
     found = accuracy.cases(records.load(sorted(COMMITTED.glob("*.jsonl.gz"))).records)
     rows = accuracy.by(found, lambda one: one.engine)
-    medians = {row[0]: float(row[3].rstrip("%")) / 100 for row in rows}
-    memory = {row[0]: float(row[6].rstrip("%")) / 100 for row in rows if row[6] != "-"}
+    medians = {row[0]: float(row[4].rstrip("%")) / 100 for row in rows}
+    memory = {row[0]: float(row[8].rstrip("%")) / 100 for row in rows if row[8] != "-"}
     assert {*medians} == {*MEDIAN_ERRORS} and all(medians[name] <= most for name, most in MEDIAN_ERRORS.items())
     assert {*memory} == {*MEMORY_ERRORS} and all(memory[name] <= most for name, most in MEMORY_ERRORS.items())
     assert len(found) >= 114, "a record is removed with a reason alone"

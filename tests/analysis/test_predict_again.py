@@ -70,3 +70,12 @@ def test_what_is_missing_is_the_reason(ran: Path, tmp_path: Path) -> None:
     unknown = record.config | {"engine": {**record.config["engine"], "gone": 1}}
     with pytest.raises(NotPredictable, match="gone"):
         predict_again.figures(replace(record, config=unknown))
+
+
+@pytest.mark.usefixtures("computation")
+def test_keys_that_came_after_a_run_have_their_defaults(ran: Path) -> None:
+    record = only(ran)
+    before = {key: part for key, part in record.config.items() if key != "jitter"}
+    for group, key in (("optimizer", "nesterov"), ("engine", "checkpoint"), ("precision", "tf32"), ("cluster", "slow")):
+        before[group] = {name: value for name, value in before[group].items() if name != key}
+    assert predict_again.figures(replace(record, config=before)) == predict_again.figures(record)

@@ -34,6 +34,16 @@ def test_records_of_folders_the_oldest_first(tmp_path: Path) -> None:
     assert records.load([]).messages() == ["0 records"]
 
 
+def test_the_entries_of_one_and_of_several_races(tmp_path: Path) -> None:
+    places = ("one/race.json", "several/a/race.json", "several/b/seed-0/race.json")
+    for number, place in enumerate(places):
+        save((tmp_path / place).parent / "gpipe", f"entry {number}")
+        (tmp_path / place).write_text("{}")
+        save((tmp_path / place).parent / ".resumed", "none")
+    assert ids(records.load([tmp_path / "several"])) == ["entry 1", "entry 2"]
+    assert ids(records.load([tmp_path / "one"])) == ["entry 0"]
+
+
 def test_all_missing_sources_are_reported_at_once_with_what_makes_them(tmp_path: Path) -> None:
     missing = [tmp_path / f"torchgpipe_table1-paper{suffix}" for suffix in ("", ".jsonl.gz")]
     missing += [tmp_path / "none.jsonl.gz", tmp_path / "none.json"]

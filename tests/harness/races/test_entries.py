@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+import run
+from harness.config import registry
 from harness.core.problem import CannotRun
 from harness.races import entries, race
+from harness.sweep import points
 
 MLP = ["mode=race", "model=mlp", "cluster.device=cpu", "cluster.devices=2", "tracker=none"]
 
@@ -50,6 +54,30 @@ def test_a_file_of_schemes(tmp_path: Path) -> None:
     path.write_text("schemes:\n  a b: [engine=gpipe, engine.checkpoint=always]\n  c: [engine=gpipe]\n")
     found = entered(f"schemes={path}", "a b:engine.checkpoint=never")
     assert [*found] == ["a b", "c"] and found["a b"]["engine.checkpoint"] == "never"
+
+
+@pytest.mark.usefixtures("computation")
+def test_a_sweep_with_schemes_is_a_race_for_each_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "sweeps" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text("""
+        schemes: {a: [engine=single], b: [engine=gpipe]}
+        points: [[batch.size=16], [batch.size=32]]
+        grid: {steps: 3, model: mlp}
+    """)
+    monkeypatch.setattr(registry, "ROOT", tmp_path)
+    typed = [*MLP, "+sweeps=mine", "tracker=none"]
+    found = [*entries.races(typed, several=True).values()]
+    assert [entries.rounds(own) for own in found] == [3, 3]
+    assert [[one.name for one in entries.entered(own)] for own in found] == [["a", "b"]] * 2
+    assert [entries.entered(own)[0].row.point.values()["batch.size"] for own in found] == ["16", "32"]
+    other = entries.races([*typed, "engine=ddp,gpipe", "steps=5"], several=True)
+    assert [entries.rounds(own) for own in other.values()] == [5, 5], "the command line's count"
+    assert [one.name for one in entries.entered(next(iter(other.values())))] == ["ddp", "gpipe"]
+    assert run._is_sweep_of_races(Namespace(multirun=True, overrides=["+sweeps=mine"]))
+    assert not run._is_sweep_of_races(Namespace(multirun=True, overrides=["+sweeps=mine", "mode=plan"]))
+    with pytest.raises(CannotRun, match="has schemes: its points are races   -> python run.py -m .sweeps=mine"):
+        points.expand(["+sweeps=mine"])
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,11 @@ def file(root: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 @pytest.mark.parametrize("path", sorted((registry.ROOT / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_sweep_composes_and_says_how_to_use_it(path: Path) -> None:
     text = path.read_text()
-    comment = text[: next(text.index(key) for key in ("scales:", "points:", "grid:") if key in text)]
+    comment = text[: next(text.index(key) for key in ("schemes:", "scales:", "points:", "grid:") if key in text)]
     assert f"python run.py -m +sweeps={path.stem}" in comment
     for scale in yaml.safe_load(text).get("scales", {"": None}):
         seen: set[str] = set()  # thousands of points of a product say nothing new
-        for point in expand([f"+sweeps={path.stem}", *([f"scale={scale}"] if scale else [])]):
+        for point in expand([f"+sweeps={path.stem}", *([f"scale={scale}"] if scale else [])], races="schemes:" in text):
             if not seen.issuperset(point.overrides):
                 compose(point.overrides)
                 seen.update(point.overrides)
