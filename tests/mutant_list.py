@@ -848,7 +848,7 @@ MUTANTS = (
            "return without_cuts(seconds, self.seconds(WHOLE, phase))", "return seconds",
            "tests/harness/measure/test_profile_model.py", "what_they_take_in_a_stage"),
     Mutant("a run on a slow machine", "harness/worker/training_loop.py",
-           "max(waited or 1.0, min(self._before, self._pace.look()))", "waited",
+           "max(waited or 1.0, self._least)", "waited",
            "tests/harness/worker/test_training_loop.py", "known_work_that_takes_longer"),
     Mutant("tasks that take no time of their engine's", "harness/simulator/op_durations.py",
            "costs.host_s + costs.of(kind).seconds(self.held[stage])", "costs.host_s",

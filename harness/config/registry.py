@@ -147,7 +147,7 @@ def defaults(group: str, name: str) -> DictConfig:
 
 
 def default_keys(choices: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keys of a run as they are by default, of groups those of a choice ({"engine": "ddp"}) that is known."""
+    """Return the keys of a run as they are by default, those of a group for its choice ({"engine": "ddp"})."""
     found = _container(Config)
     for group, name in choices.items():
         if schema := schemas().get((group, name)) or schemas().get((group, group)):

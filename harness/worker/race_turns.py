@@ -49,12 +49,13 @@ class RaceTurns:
 
     def measures(self, step: int) -> bool:
         """Whether a step is measured, after the warm-up."""
-        return step >= self.warmup and (not self.races or self._ends_turn(step))
+        return step >= self.warmup and (not self.races or self.ends_turn(step))
 
     def ended(self, step: int, step_time_s: float) -> None:
         """Report a step that has ended, if it ends a turn: nothing is left to do before the next turn."""
-        if self.own and self._ends_turn(step):
+        if self.own and self.ends_turn(step):
             self.own.took(step_time_s=step_time_s)
 
-    def _ends_turn(self, step: int) -> bool:
-        return step >= self.warmup and (step - self.warmup) % STEPS == STEPS - 1
+    def ends_turn(self, step: int) -> bool:
+        """Whether a step is the last one of a turn: the other runs still wait when it has ended."""
+        return self.races and step >= self.warmup and (step - self.warmup) % STEPS == STEPS - 1

@@ -27,6 +27,9 @@ from harness.worker.prefetch import Loader
 from harness.worker.race_turns import RaceTurns
 from harness.worker.step_profiler import profiled
 
+LOOKS = 3
+"""How often known work is done each time; the quickest counts."""
+
 
 class NeverUpdated(RuntimeError):
     """The optimizer skipped every step."""
@@ -94,18 +97,22 @@ class _Others:
     Known work takes `quiet_s` on a quiet machine (`harness.measure.reference_work`); 0: nobody knows."""
 
     def __init__(self, quiet_s: float) -> None:
-        self._pace, self._known = Pace(quiet_s), bool(quiet_s)
-        self._before = self._pace.look()
+        self._pace, self._known, self._least = Pace(quiet_s), bool(quiet_s), math.inf
+        self.look()
         self.begin()
 
     def begin(self) -> None:
         self._began = run_queue.of_process()
 
+    def look(self) -> None:
+        """Do known work, at a moment when no other rank computes and no other run has its turn."""
+        self._least = min(self._least, *(self._pace.look() for _ in range(LOOKS)))
+
     def slowed(self) -> float | None:
-        """What threads waited for a core since `begin`, or, if that is more, what known work has taken at least, now
-        and before: 1 for nothing."""
+        """What threads waited for a core since `begin`, or, if that is more, what known work has taken at least: 1 for
+        nothing."""
         waited = run_queue.slowed(self._began, run_queue.of_process())
-        return max(waited or 1.0, min(self._before, self._pace.look())) if self._known else waited
+        return max(waited or 1.0, self._least) if self._known else waited
 
 
 def train_steps(
@@ -159,6 +166,8 @@ def train_steps(
             lines.append(replace(line, checkpoint_error=checkpoints.error))
             texts[-1] = lines[-1].text
             out.write(lines[-1])
+            if turns.ends_turn(step) or step == total - 1:
+                others.look()
             turns.ended(step, line.step_time_s)
             if stop:
                 return None

@@ -14,9 +14,12 @@ from harness.core.problem import Problem
 from harness.core.trace import Span, Trace
 from harness.host.run_queue import CoreTime
 from harness.interfaces import StepMetrics
+from harness.measure.reference_work import Pace
 from harness.worker.checkpoints import Checkpoints
 from harness.worker.divergence import Diverged
+from harness.worker.race_turns import RaceTurns
 from harness.worker.training_loop import (
+    LOOKS,
     METRICS,
     Line,
     LineFile,
@@ -107,6 +110,16 @@ def test_waiting_for_cores_counts_in_measured_steps_only(tmp_path, monkeypatch):
     summary, _ = train_steps(Session(), Counting(), loop, tmp_path, Checkpoints(tmp_path))
     assert len(looks) == 4, "at the start, before the warm-up and the first measured step, at the end"
     assert summary["slowed"] == pytest.approx(2.0)
+
+
+def test_in_a_race_known_work_is_done_in_the_turns_of_the_run(tmp_path, monkeypatch):
+    """When a race begins and ends all runs compute at the same time, which is not the machine's fault."""
+    took = iter([4.0] * LOOKS + [3.0, 2.0, 3.0] + [5.0] * LOOKS)  # at the beginning, after two turns
+    monkeypatch.setattr(Pace, "look", lambda pace: next(took))
+    monkeypatch.setattr(RaceTurns, "ends_turn", lambda turns, step: step in (2, 4))
+    loop = Loop(8, steps=4, warmup=1)
+    summary, _ = train_steps(Session(), Counting(), loop, tmp_path, Checkpoints(tmp_path), quiet_s=1.0)
+    assert summary["slowed"] == 2.0 and next(took, None) is None
 
 
 def test_steps_that_the_optimizer_left_out_are_counted(tmp_path):
