@@ -76,7 +76,7 @@ def test_a_sweep_with_schemes_is_a_race_for_each_point(tmp_path: Path, monkeypat
     assert [one.name for one in entries.entered(next(iter(other.values())))] == ["ddp", "gpipe"]
     assert run._is_sweep_of_races(Namespace(multirun=True, overrides=["+sweeps=mine"]))
     assert not run._is_sweep_of_races(Namespace(multirun=True, overrides=["+sweeps=mine", "mode=plan"]))
-    with pytest.raises(CannotRun, match="has schemes: its points are races   -> python run.py -m .sweeps=mine"):
+    with pytest.raises(CannotRun, match=r"has schemes: its points are races   -> python run\.py -m \+sweeps=mine"):
         points.expand(["+sweeps=mine"])
 
 

@@ -121,6 +121,17 @@ def test_the_quicker_steps_count() -> None:
     assert found.took_s == took_s(shown, draft.schedule)
 
 
+def test_short_steps_are_measured_more_often() -> None:
+    """As many as a simulation does in a second: all ranks count the same, whatever time theirs take."""
+    draft = as_measured("ddp", EngineCosts("ddp", "sgd"))[1][0].draft
+
+    def steps(seconds: float) -> int:
+        simulation = replace(draft.simulation, figures={"step_time_s": seconds})
+        return measure_engine._steps(replace(draft, simulation=simulation))
+
+    assert [steps(1e-4), steps(0.1), steps(5.0)] == [measure_engine.MOST, 10, measure_engine.FEWEST]
+
+
 def test_an_engine_that_cannot_train_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure_engine, "_seen", lambda *given: refuse([Problem("model", "chain", "is too small")]))
     found = measure_engine.measure(composed("ddp"), HERE)
