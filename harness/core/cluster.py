@@ -112,7 +112,9 @@ class TaskCost:
     each call of a "collective".
 
     `base_s` for each op, `layer_s` for each layer of its stage that has weights, `weight_s` for each weight, `byte_s`
-    for each byte of these, and `norm_s` for each batch norm, whose sums an engine may have to exchange.
+    for each byte of these, and `norm_s` for each batch norm, whose sums an engine may have to exchange. `share` is by
+    which part of their own time kernels take longer than in a profile, since other devices compute meanwhile: they
+    share caches and memory.
     """
 
     kind: str
@@ -121,16 +123,17 @@ class TaskCost:
     weight_s: float = 0.0
     byte_s: float = 0.0
     norm_s: float = 0.0
+    share: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("base_s", "layer_s", "weight_s", "byte_s", "norm_s"):
+        for name in ("base_s", "layer_s", "weight_s", "byte_s", "norm_s", "share"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(
                     f"{name} of {self.kind} is {getattr(self, name)}, must be a finite number of at least 0"
                 )
 
     def seconds(self, held: Held) -> float:
-        """Returns the seconds of an op of a stage that holds so much."""
+        """Returns the seconds of an op of a stage that holds so much, but for the share of its kernels."""
         return self.base_s + self.rest_s(held)
 
     def rest_s(self, held: Held) -> float:
@@ -140,7 +143,7 @@ class TaskCost:
     @property
     def half(self) -> TaskCost:
         """That of half of a task, of which what depends on the stage is half as much."""
-        return TaskCost(self.kind, self.base_s, *(cost / 2 for cost in self._of_held))
+        return TaskCost(self.kind, self.base_s, *(cost / 2 for cost in self._of_held), self.share)
 
     @property
     def _of_held(self) -> tuple[float, ...]:

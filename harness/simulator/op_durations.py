@@ -36,17 +36,25 @@ class TaskCosts:
 
     @cached_property
     def seconds(self) -> Seconds:
+        found = {
+            kind: [self.loaded_s(kind, seconds) + self.beyond_s(kind, stage) for stage, seconds in enumerate(each)]
+            for kind, each in self.kernels_s.items()
+        }
+        return found | {"step": list(map(self._step_s, range(len(self.plan.stages))))}
+
+    @cached_property
+    def kernels_s(self) -> Seconds:
+        """What the kernels of tasks take by the profile."""
         stages = self.plan.stages
         forward = [self.profile.sum("forward_s", stage.first, stage.last) for stage in stages]
         backward = [self.profile.sum("backward_s", stage.first, stage.last) for stage in stages]
         inputs = [math.fsum(map(_inputs_s, self.profile.layers[stage.first : stage.last + 1])) for stage in stages]
         weights = [whole - part for whole, part in zip(backward, inputs, strict=True)]
-        tasks = {"F": forward, "R": forward, "B": backward, "I": inputs, "W": weights}
-        found = {
-            kind: [seconds + self.beyond_s(kind, stage) for stage, seconds in enumerate(each)]
-            for kind, each in tasks.items()
-        }
-        return found | {"step": list(map(self._step_s, range(len(stages))))}
+        return {"F": forward, "R": forward, "B": backward, "I": inputs, "W": weights}
+
+    def loaded_s(self, kind: str, kernels_s: float) -> float:
+        """Returns what kernels take while other devices compute."""
+        return kernels_s * (1 + self.cluster.engine_costs.of(kind).share)
 
     def beyond_s(self, kind: str, stage: int) -> float:
         """Returns what the host takes for a task of a pipeline beyond its layers' time, what passes before it

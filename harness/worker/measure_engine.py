@@ -40,6 +40,7 @@ from harness.planning import draft as planning_draft
 from harness.planning.draft import Draft, optimizer_kind
 from harness.schedule import Schedule
 from harness.schedule.step_parts import parts_s
+from harness.simulator.op_durations import TaskCosts
 
 CHAINS = (
     ((4, 1, 16), 2),
@@ -47,9 +48,11 @@ CHAINS = (
     ((4, 6, 16), 4),
     ((4, 1, 1024), 4),
     ((4, 1, 16, 4), 4),
+    ((4, 2, 128, 0, 1024), 2),
 )
-"""Layers of a chain, matmuls of each layer, with two weights each, their width, and batch norms after them; and the
-micro-batches of a step on each replica. The wide ones' weights are larger than a core's cache: smaller ones would be in
+"""Layers of a chain, matmuls of each layer, with two weights each, their width, batch norms after them, and rows of a
+sample (0: it is one vector); and the micro-batches of a step on each replica. The last one has kernels of milliseconds
+and activations that no cache holds: they take longer where other devices compute at the same time. The wide ones' weights are larger than a core's cache: smaller ones would be in
 it when a layer is profiled, and not when the engine trains, so that reading them would count as the engine's time."""
 DEVICES, SAMPLES = 2, 2
 """Devices, and samples of a micro-batch."""
@@ -71,13 +74,14 @@ Say = Callable[[str], None]
 
 
 class TinyChain:
-    """A model of `depth` equal layers, each of so many matmuls and batch norms, which compute next to nothing."""
+    """A model of `depth` equal layers, each of so many matmuls and batch norms, which compute next to nothing; with
+    `rows` each sample has so many vectors, and each layer an activation function."""
 
     name, task = "chain", "classification"
 
-    def __init__(self, depth: int, matmuls: int, width: int, norms: int = 0) -> None:
-        self.depth, self.matmuls, self.width, self.norms = depth, matmuls, width, norms
-        self.input_shape: tuple[int, ...] = (width,)
+    def __init__(self, depth: int, matmuls: int, width: int, norms: int = 0, rows: int = 0) -> None:
+        self.depth, self.matmuls, self.width, self.norms, self.rows = depth, matmuls, width, norms, rows
+        self.input_shape: tuple[int, ...] = (rows, width) if rows else (width,)
         self.classes = width
 
     def layers(self) -> nn.Sequential:
@@ -86,15 +90,16 @@ class TinyChain:
 
     def _layer(self) -> nn.Sequential:
         matmuls = [nn.Linear(self.width, self.width) for _ in range(self.matmuls)]
-        return nn.Sequential(*matmuls, *(nn.BatchNorm1d(self.width) for _ in range(self.norms)))
+        norms = [nn.BatchNorm1d(self.width) for _ in range(self.norms)]
+        return nn.Sequential(*matmuls, *norms, *([nn.GELU()] if self.rows else []))
 
     def sample(self, n: int) -> Batch:
         """Random vectors and classes."""
-        return Batch(torch.randn(n, self.width), torch.randint(self.width, (n,)))
+        return Batch(torch.randn(n, *self.input_shape), torch.randint(self.width, (n,)))
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The sum of the cross entropies."""
-        return functional.cross_entropy(output, target, reduction="sum")
+        return functional.cross_entropy(output.mean(1) if self.rows else output, target, reduction="sum")
 
 
 class Seen(NamedTuple):
@@ -282,11 +287,11 @@ def _again(config: DictConfig, engine: Engine, draft: Draft, costs: EngineCosts)
 def _shared(
     extra: Mapping[str, Sequence[float]], took: Mapping[str, Sequence[float]], seen: Sequence[Seen]
 ) -> tuple[TaskCost, ...]:
-    """Costs of each kind, none of them below 0: base_s + layers * layer_s + ... = what it takes longer; errors count
-    as parts of what it takes."""
-    rows = [[1.0, *_held(one.draft)] for one in seen]
+    """Costs of each kind, none of them below 0: base_s + layers * layer_s + ... + kernels' time * share = what it takes
+    longer; errors count as parts of what it takes."""
     found = []
     for kind, seconds in extra.items():
+        rows = [[1.0, *_held(one.draft), _kernels_s(one.draft, kind)] for one in seen]
         scale = [1 / max(one, SMALLEST_S) for one in took[kind]]
         left = [[value * by for value in row] for row, by in zip(rows, scale, strict=True)]
         left = [row[:1] for row in left] if kind == "collective" else left
@@ -300,3 +305,10 @@ def _held(draft: Draft) -> Held:
     stages = draft.plan.stages
     held = [draft.profile.held(stage.first, stage.last) for stage in stages]
     return Held(*(sum(values) / len(stages) for values in zip(*held, strict=True)))
+
+
+def _kernels_s(draft: Draft, kind: str) -> float:
+    """What the kernels of a task take in the mean stage by the profile; 0 for the optimizer."""
+    count = len(draft.plan.stages)
+    durations = TaskCosts(draft.plan, draft.profile, replace(draft.cluster, engines=()), draft.memory)
+    return sum(durations.kernels_s.get(kind, [0.0] * count)) / count

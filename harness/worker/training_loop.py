@@ -28,7 +28,7 @@ from harness.worker.race_turns import RaceTurns
 from harness.worker.step_profiler import profiled
 
 LOOKS = 3
-"""How often known work is done each time; the quickest counts."""
+"""How often known work is done before and after the steps, in a race once in each turn; the quickest counts."""
 
 
 class NeverUpdated(RuntimeError):
@@ -104,9 +104,9 @@ class _Others:
     def begin(self) -> None:
         self._began = run_queue.of_process()
 
-    def look(self) -> None:
+    def look(self, times: int = LOOKS) -> None:
         """Do known work, at a moment when no other rank computes and no other run has its turn."""
-        self._least = min(self._least, *(self._pace.look() for _ in range(LOOKS)))
+        self._least = min(self._least, *(self._pace.look() for _ in range(times)))
 
     def slowed(self) -> float | None:
         """What threads waited for a core since `begin`, or, if that is more, what known work has taken at least: 1 for
@@ -167,7 +167,7 @@ def train_steps(
             texts[-1] = lines[-1].text
             out.write(lines[-1])
             if turns.ends_turn(step) or step == total - 1:
-                others.look()
+                others.look(1 if turns.races else LOOKS)
             turns.ended(step, line.step_time_s)
             if stop:
                 return None

@@ -24,8 +24,8 @@ from harness.worker import measure_engine
 from harness.worker.measure_engine import CHAINS, Seen, TinyChain, fitted, took_s
 
 KNOWN = {
-    "F": TaskCost("F", 3e-4, 2e-5, 5e-6, 1e-10),
-    "B": TaskCost("B", 2e-4, 0.0, 1e-5, 0.0),
+    "F": TaskCost("F", 3e-4, 2e-5, 5e-6, 1e-10, share=0.1),
+    "B": TaskCost("B", 2e-4, 0.0, 1e-5, 0.0, share=0.2),
     "step": TaskCost("step", 5e-5, 0.0, 4e-6, 2e-11),
 }
 
@@ -38,18 +38,19 @@ def composed(engine: str) -> DictConfig:
     return compose([f"engine={engine}", "model=mlp", *extra])
 
 
-def profile_of(depth: int, matmuls: int, width: int, norms: int = 0) -> ModelProfile:
+def profile_of(depth: int, matmuls: int, width: int, norms: int = 0, rows: int = 0) -> ModelProfile:
     """As it would be measured, but for the noise."""
+    kernel_s = 1e-6 * max(10, rows)
     size = 4 * (width + 1) * width
     products = tuple(Product(f"{n}", in_=width, out=width, weight_bytes=size) for n in range(matmuls))
     one = LayerProfile(
-        forward_s=1e-5 * matmuls,
-        backward_s=2e-5 * matmuls,
+        forward_s=kernel_s * matmuls,
+        backward_s=2 * kernel_s * matmuls,
         param_bytes=size * matmuls + 8 * width * norms,
         weights=2 * matmuls + 2 * norms,
         norms=norms,
-        output_bytes=4 * 2 * width,
-        saved_bytes=4 * 2 * width,
+        output_bytes=4 * 2 * width * max(1, rows),
+        saved_bytes=4 * 2 * width * max(1, rows),
         products=products,
     )
     layers = tuple(replace(one, name=str(number)) for number in range(depth))
@@ -95,7 +96,7 @@ def test_an_engine_that_takes_nothing_costs_nothing() -> None:
     assert (found.host_s, found.step_s) == pytest.approx((0, 0), abs=1e-9)
     for one in found.ops:
         costs = (one.base_s, one.layer_s, one.weight_s, one.byte_s, one.norm_s)
-        assert costs == pytest.approx((0,) * 5, abs=1e-9)
+        assert costs == pytest.approx((0,) * 5, abs=1e-9) and one.share == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("engine", ["torchgpipe", "pipeline"])
