@@ -51,9 +51,10 @@ CHAINS = (
     ((4, 2, 128, 0, 1024), 2),
 )
 """Layers of a chain, matmuls of each layer, with two weights each, their width, batch norms after them, and rows of a
-sample (0: it is one vector); and the micro-batches of a step on each replica. The last one has kernels of milliseconds
-and activations that no cache holds: they take longer where other devices compute at the same time. The wide ones' weights are larger than a core's cache: smaller ones would be in
-it when a layer is profiled, and not when the engine trains, so that reading them would count as the engine's time."""
+sample (0: it is one vector); and the micro-batches of a step on each replica. The last one has kernels of
+milliseconds and activations that no cache holds: they take longer where other devices compute at the same time. The
+wide ones' weights are larger than a core's cache: smaller ones would be in it when a layer is profiled, and not when
+the engine trains, so that reading them would count as the engine's time."""
 DEVICES, SAMPLES = 2, 2
 """Devices, and samples of a micro-batch."""
 WARM_UP, FEWEST, MOST = 4, 8, 24
