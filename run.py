@@ -3,6 +3,7 @@ those of this choice."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -27,6 +28,7 @@ from harness.host import bytecode  # noqa: E402
 
 if __name__ == "__main__":
     sys.excepthook = bytecode.report
+    gc.set_threshold(100_000)  # what is imported stays, and looking for garbage in it takes a fifteenth of a search
 
 import argparse  # noqa: E402
 import shlex  # noqa: E402

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from harness.checks import engine_support, request, stored_profile
 from harness.config import cluster_config, registry
 from harness.config.overrides import title
+from harness.config.plain_config import plain
 from harness.core.problem import UNNAMED, CannotRun, Problem, deduplicate
 from harness.host import slurm_job
 from harness.interfaces import Engine
@@ -56,8 +57,8 @@ def _against_request(config: DictConfig) -> list[Problem]:
         return found + (_possible(lambda: request.profiling(config), found) or [])
     engine: Engine | None = _possible(lambda: registry.build("engine", config.engine), found)
     if engine:
-        built = engine
-        found += _possible(lambda: engine_support.early(config, built, cluster), found) or []
+        built, keys = engine, plain(config)  # an engine is asked about each number of stages
+        found += _possible(lambda: engine_support.early(keys, built, cluster), found) or []
     return found
 
 

@@ -73,23 +73,24 @@ NAMES = {
 
 def problems(config: DictConfig) -> list[Problem]:
     """Everything wrong with a complete configuration that can be seen without model and cluster."""
-    found = [*_unusable(OmegaConf.to_container(config, resolve=True))]
+    typed: Any = OmegaConf.to_container(config, resolve=True)
+    found = [*_unusable(typed)]
     if found:
         return found  # the other checks compute with the values
-    found += _names(config)
+    found += _names(typed)
     samples = max(1, config.batch.micro_batches) * max(1, config.mesh.data or 1)  # one in each micro-batch
-    found += _numbers(config, ("batch.size",), "must be at least 1", samples, lambda value: value >= 1)
-    found += _numbers(config, AT_LEAST_1, "must be at least 1", 1, lambda value: value >= 1)
-    found += _numbers(config, AT_LEAST_0, "must be at least 0", 0, lambda value: value >= 0)
+    found += _numbers(typed, ("batch.size",), "must be at least 1", samples, lambda value: value >= 1)
+    found += _numbers(typed, AT_LEAST_1, "must be at least 1", 1, lambda value: value >= 1)
+    found += _numbers(typed, AT_LEAST_0, "must be at least 0", 0, lambda value: value >= 0)
     alone = "is a race of one: 0 for none, or at least 2"
-    found += _numbers(config, ("tune.verify",), alone, 3, lambda value: value != 1)
-    found += _numbers(config, ABOVE_0, "must be above 0", None, lambda value: value > 0)
+    found += _numbers(typed, ("tune.verify",), alone, 3, lambda value: value != 1)
+    found += _numbers(typed, ABOVE_0, "must be above 0", None, lambda value: value > 0)
     found += _moments(config)
     known = {problem.key for problem in found}
     for key in (key for key in AT_MOST if key not in known):
-        found += _numbers(config, (key,), f"must be at most {AT_MOST[key]}", None, functools.partial(ge, AT_MOST[key]))
+        found += _numbers(typed, (key,), f"must be at most {AT_MOST[key]}", None, functools.partial(ge, AT_MOST[key]))
     spread = "is a relative spread, from 0 to 1"
-    found += _numbers(config, ("jitter",), spread, 0.05, lambda value: 0 <= value <= 1)
+    found += _numbers(typed, ("jitter",), spread, 0.05, lambda value: 0 <= value <= 1)
     found += _profiled(config)
     if config.profile is not None and not os.path.isfile(config.profile):
         found.append(Problem("profile", config.profile, "is not a file", ({"profile": LEAVE_OUT},)))
@@ -185,8 +186,16 @@ def _stages(config: DictConfig) -> list[Problem]:
     return []
 
 
-def _names(config: DictConfig) -> list[Problem]:
-    given = ((key, OmegaConf.select(config, key), known) for key, known in NAMES.items())
+def _value(typed: dict[str, Any], key: str) -> Any:
+    """The value of a key; None where there is no such key."""
+    found: Any = typed
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _names(typed: dict[str, Any]) -> list[Problem]:
+    given = ((key, _value(typed, key), known) for key, known in NAMES.items())
     found = [problem for key, value, known in given if value is not None for problem in one_of(key, value, known)]
     return [
         _as_mode(one) if one.key == "mode" else _as_precision(one) if one.key.startswith("precision.") else one
@@ -211,12 +220,12 @@ def _as_precision(problem: Problem) -> Problem:
 
 
 def _numbers(
-    config: DictConfig, keys: tuple[str, ...], message: str, fix: float | None, right: Callable[[Any], bool]
+    typed: dict[str, Any], keys: tuple[str, ...], message: str, fix: float | None, right: Callable[[Any], bool]
 ) -> list[Problem]:
     """A key that is null has no number to check; `fix` None stands for the key's default."""
     found = []
     for key in keys:
-        value = OmegaConf.select(config, key)
+        value = _value(typed, key)
         finite = isinstance(value, int) or (value is not None and math.isfinite(value))  # any int, however large
         if value is None or (finite and right(value)):
             continue

@@ -9,10 +9,13 @@ Hydra raises errors of many kinds for a file that it cannot take; here each faul
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import io
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,8 @@ from harness.core.serialization import DEEPEST, MOST_DIGITS
 CONF = registry.ROOT / "conf"
 MOST_BYTES = 4 << 20
 """The largest YAML file that is read: parsing it takes half a minute."""
+SETTLED_S = 2.0
+"""A file that was written less than so many seconds ago may be written again without another time of change."""
 PACKAGE = "# @package _global_"
 """The one line of Hydra's own that a choice may begin with."""
 ENTRY = re.compile(r"([\w.-]+)(@\w+)?", re.ASCII)
@@ -77,8 +82,23 @@ def check_choice(group: str, name: str, folders: Sequence[Path], above: tuple[Pa
 
 
 def read(path: Path) -> dict[Any, Any]:
-    """The keys of a YAML file, interpolations as they stand. Raises CannotRun with the file, and the line or the
-    key."""
+    """The keys of a YAML file, interpolations as they stand; what has not changed is not read again. Raises CannotRun
+    with the file, and the line or the key."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return _read(path)
+    if time.time() - state.st_mtime < SETTLED_S:
+        return _read(path)
+    return copy.deepcopy(_read_once(path, (state.st_mtime_ns, state.st_size, state.st_ino)))
+
+
+@functools.lru_cache(maxsize=256)
+def _read_once(path: Path, state: tuple[int, int, int]) -> dict[Any, Any]:
+    return _read(path)
+
+
+def _read(path: Path) -> dict[Any, Any]:
     try:
         text = files.read_bytes(path, MOST_BYTES).decode("utf-8")
         for event in _safe(yaml.parse(text)):

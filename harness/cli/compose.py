@@ -317,6 +317,9 @@ def _other_schema(config: DictConfig, group: str, name: str | None) -> Problem |
 
 def _unresolved(config: DictConfig) -> list[Problem]:
     """Keys without a value, and ${...} that lead nowhere, or to a value of another type."""
+    typed = str(OmegaConf.to_container(config, resolve=False))
+    if "${" not in typed and "???" not in typed:
+        return []
     try:
         OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
         return mistyped_interpolations(config)

@@ -85,25 +85,7 @@ def finite(value: Any) -> Any:
 
 def decode(kind: Any, value: Any, path: str = "") -> Any:
     """Inverts `encode`, checked against the type hint `kind`. Raises SchemaError."""
-    if kind is Any:
-        return value
-    origin = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(typing.cast(type, kind), value, path)
-    if origin in (typing.Union, types.UnionType):
-        return _decode_union(kind, value, path)
-    if origin is tuple:
-        return _decode_tuple(kind, value, path)
-    if origin is dict:
-        _expect(isinstance(value, dict), path, "an object", value)
-        key_kind, item_kind = typing.get_args(kind)
-        if key_kind is str and item_kind is Any:
-            return dict(value)
-        return {key_kind(k): decode(item_kind, v, f"{path}.{k}") for k, v in value.items()}
-    if origin is typing.Literal:
-        _expect(value in typing.get_args(kind), path, f"one of {', '.join(map(str, typing.get_args(kind)))}", value)
-        return value
-    if kind is float:
+    if kind is float:  # the plain kinds first: a profile has thousands of them
         _expect(isinstance(value, (int, float)) and not isinstance(value, bool), path, "a number", value)
         return float(value)
     if kind is int:
@@ -111,16 +93,34 @@ def decode(kind: Any, value: Any, path: str = "") -> Any:
         _expect(whole and not isinstance(value, bool), path, "a whole number", value)
         _expect(-LARGEST_INT <= value <= LARGEST_INT, path, "a whole number that fits 64 bits", value)
         return int(value)
+    if kind is Any:
+        return value
+    origin, kinds = _parts(kind)
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(typing.cast(type, kind), value, path)
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(kinds, value, path)
+    if origin is tuple:
+        return _decode_tuple(kinds, value, path)
+    if origin is dict:
+        _expect(isinstance(value, dict), path, "an object", value)
+        key_kind, item_kind = kinds
+        if key_kind is str and item_kind is Any:
+            return dict(value)
+        return {key_kind(k): decode(item_kind, v, f"{path}.{k}") for k, v in value.items()}
+    if origin is typing.Literal:
+        _expect(value in kinds, path, f"one of {', '.join(map(str, kinds))}", value)
+        return value
     _expect(isinstance(value, kind), path, f"a {getattr(kind, '__name__', kind)}", value)
     return value
 
 
 def _decode_dataclass(kind: type, value: Any, path: str) -> Any:
     _expect(isinstance(value, dict), path, f"an object ({kind.__name__})", value)
-    hints = _hints(kind)
-    fields_by_key = {f.name.rstrip("_"): f for f in dataclasses.fields(kind) if f.init}
-    unknown = sorted(set(value) - set(fields_by_key) - {"schema"})
-    _expect(not unknown, path, f"only the keys of {kind.__name__} ({', '.join(fields_by_key)})", unknown)
+    hints, fields_by_key = _hints(kind), _fields(kind)
+    if not value.keys() <= fields_by_key.keys():
+        unknown = sorted(set(value) - set(fields_by_key) - {"schema"})
+        _expect(not unknown, path, f"only the keys of {kind.__name__} ({', '.join(fields_by_key)})", unknown)
     arguments = {}
     for key, field in fields_by_key.items():
         where = f"{path}.{key}" if path else key
@@ -137,11 +137,11 @@ def _decode_dataclass(kind: type, value: Any, path: str) -> Any:
         raise SchemaError(f"{path or kind.__name__}: {error}") from error
 
 
-def _decode_union(kind: Any, value: Any, path: str) -> Any:
-    if value is None and type(None) in typing.get_args(kind):
+def _decode_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and type(None) in kinds:
         return None
     errors = []
-    for option in typing.get_args(kind):
+    for option in kinds:
         if option is type(None):
             continue
         try:
@@ -151,9 +151,8 @@ def _decode_union(kind: Any, value: Any, path: str) -> Any:
     raise SchemaError("; ".join(errors) or f"{path}: null is not allowed")
 
 
-def _decode_tuple(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
+def _decode_tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
     _expect(isinstance(value, (list, tuple)), path, "a list", value)
-    kinds = typing.get_args(kind)
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         return tuple(decode(kinds[0], item, f"{path}[{index}]") for index, item in enumerate(value))
     _expect(len(kinds) == len(value), path, f"a list of {len(kinds)}", value)
@@ -173,6 +172,17 @@ def _shown(value: Any) -> str:
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
+
+
+@functools.cache
+def _fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name.rstrip("_"): field for field in dataclasses.fields(kind) if field.init}
+
+
+@functools.cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The origin of a type hint, and its arguments."""
+    return typing.get_origin(kind), typing.get_args(kind)
 
 
 class Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -17,7 +17,7 @@ from harness.config.overrides import given, title
 from harness.core.cluster import Cluster
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun, Problem, deduplicate, leaving_out, note, refuse
-from harness.core.run_files import PLAN
+from harness.core.run_files import PLAN, PROFILE
 from harness.export import systems
 from harness.export.planned import Planned
 from harness.host import devices, machine, one_at_a_time
@@ -97,9 +97,9 @@ class Ground:
 
 
 def ground(
-    config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress, ahead: Sequence[DictConfig] = ()
+    config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress, ahead: Iterable[DictConfig] = ()
 ) -> Ground:
-    """Cluster and profile alone: no engine and no planner has a say. Writes `profile.json`; raises as `prepare`.
+    """Cluster and profile alone: no engine and no planner has a say. Raises as `prepare`.
 
     Profiles of `ahead` may be made and cached in the same process."""
     return _Preparation(config, overrides, folder, progress, ahead).ground()
@@ -112,7 +112,7 @@ class _Preparation:
         overrides: Sequence[str],
         folder: Path,
         progress: Progress,
-        ahead: Sequence[DictConfig] = (),
+        ahead: Iterable[DictConfig] = (),
     ) -> None:
         self.config, self.overrides, self.folder, self.progress = config, overrides, folder, progress
         self.title = title(config, overrides)
@@ -135,6 +135,7 @@ class _Preparation:
             fill(config, engine.capabilities, known.devices)
         self.problems += engine_support.early(config, engine, known)
         cluster, profile = self.profiled(known)
+        profile.save(self.folder / PROFILE)
         self.problems += profile_match.against_profile(
             config, engine.capabilities, profile, cluster.devices, self.model_given
         )

@@ -8,7 +8,7 @@ counted on the meta device  (cache, worker)-'
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -51,10 +51,11 @@ class Profiles:
         overrides: Sequence[str],
         folder: Path,
         progress: Progress,
-        ahead: Sequence[DictConfig] = (),
+        ahead: Iterable[DictConfig] = (),
     ) -> None:
         self.config, self.overrides, self.folder, self.progress = config, overrides, folder, progress
         self.ahead = ahead
+        self.places: dict[Origin, Path] = {}
         self.title = config_overrides.title(config, overrides)
 
     def raw(self, origin: Origin, here: Device | None) -> ModelProfile:
@@ -120,7 +121,7 @@ class Profiles:
         return profile is not None and profile.slowed >= run_queue.BUSY
 
     def priced(self, profile: ModelProfile, cluster: Cluster) -> ModelProfile:
-        """The profile with the times that `costs` asks for; written to the run's folder."""
+        """The profile with the times that `costs` asks for."""
         config = self.config
         described = config.cluster.name != "local"
         own = bool(config.profile) and layer_times.has_times(profile) and config.costs == "auto"
@@ -128,12 +129,10 @@ class Profiles:
         if config.profile and how != "none":
             self.check_costs(profile)
         try:
-            found = layer_times.with_layer_times(profile, how, cluster.device, described, bool(config.profile))
+            return layer_times.with_layer_times(profile, how, cluster.device, described, bool(config.profile))
         except CannotRun as error:
             can = registry.build("engine", config.engine).capabilities
             raise CannotRun(formats.with_instead(error.problems, config, can), error.title) from error
-        found.save(self.folder / PROFILE)
-        return found
 
     def doubt(self, profile: ModelProfile) -> Problem | None:
         """A note on a priced profile whose times were measured while this machine did other things, too."""
@@ -154,6 +153,11 @@ class Profiles:
 
     def place(self, origin: Origin) -> Path:
         """Return the path of a profile in the cache."""
+        if origin not in self.places:
+            self.places[origin] = self._place(origin)
+        return self.places[origin]
+
+    def _place(self, origin: Origin) -> Path:
         config = self.config
         precision = config.precision
         device = COUNTED if origin == "counted" else devices.detect(wanted(config)).name

@@ -256,7 +256,7 @@ class Run:
         profile = ground.profile
         if self.config.trace:
             profile = torch_trace.timed(profile, Path(self.config.trace))
-            profile.save(self.folder.work / PROFILE)
+        profile.save(self.folder.work / PROFILE)
         self.folder.accept()
         source = "measured" if profile.times == "measured" else "simulated"
         self.folder.update(source=source, manifest=self.record.manifest | {"layer_times": profile.source})

@@ -118,9 +118,18 @@ def collect_queues(placed: Iterable[tuple[DeviceQueue, Op]], rule: RuleName = "i
     queues: dict[DeviceQueue, list[Op]] = defaultdict(list)
     for queue, op in placed:
         queues[queue].append(op)
-    ordered = sorted(queues.items(), key=lambda item: (item[0][0], item[0][1] != "compute", item[0][1]))
-    rules: dict[str, RuleName] = {"compute": rule, "network": "fifo"}
+    ordered = sorted(queues.items(), key=lambda item: queue_order(item[0]))
     return tuple(
-        QueueOps(device, queue, tuple(ops), rules.get(queue, "in_order"))  # type: ignore[arg-type]
+        QueueOps(device, queue, tuple(ops), rule if queue == "compute" else default_rule(queue))  # type: ignore[arg-type]
         for (device, queue), ops in ordered
     )
+
+
+def queue_order(queue: DeviceQueue) -> tuple[int, bool, str]:
+    """The place of a queue among those of a schedule: a device's compute queue is its first."""
+    return queue[0], queue[1] != "compute", queue[1]
+
+
+def default_rule(queue: str) -> RuleName:
+    """The rule of a queue of this name where a schedule has no other one."""
+    return "fifo" if queue == "network" else "in_order"

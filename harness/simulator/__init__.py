@@ -11,6 +11,7 @@ the same results.
 from __future__ import annotations
 
 import gc
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pickle import UnpicklingError
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
@@ -32,7 +33,10 @@ from harness.simulator.lowering import LoweredSchedule, sent_kind, slow_replicas
 from harness.simulator.memory_timeline import Peak, peaks
 from harness.simulator.op_durations import TaskCosts
 
-__all__ = ["Deadlock", "Peak", "Simulation", "lower", "reference", "simulate"]
+if TYPE_CHECKING:
+    from harness.simulator.compiled.alone import Alone
+
+__all__ = ["Deadlock", "Peak", "Simulation", "lower", "reference", "simulate", "without_sharing"]
 
 START_OPS, LARGE_OPS = 60_000, 2_000
 """Schedules of at least `LARGE_OPS` ops are simulated by compiled code once it is loaded. It is when those that a
@@ -102,6 +106,20 @@ def simulate(
     return reference(schedule, plan, profile, cluster, memory, jitter, seed, durations, compiled.times_of)
 
 
+def without_sharing(
+    schedule: Schedule,
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory: MemoryModel,
+    times: int = 1,
+) -> list[Alone] | None:
+    """Executes one step as if nothing waited for resources that flows share, for each replica with slow devices, or for
+    one. None where the schedule is not for compiled code: `lower` it. The caller has `times` as many ops."""
+    compiled = _compiled() if _pays(schedule, times) else None
+    return compiled.without_sharing(schedule, plan, profile, cluster, memory) if compiled else None
+
+
 def times_of(work: Work, ops: Sequence[Op]) -> Times:
     """Returns when each node of `work` starts and ends; -1 for one that never ran. `ops` are those of its nodes."""
     done = Execution(work, ops).run()
@@ -130,11 +148,11 @@ _seen_ops = 0
 """Ops of the large schedules that this process has simulated."""
 
 
-def _pays(schedule: Schedule) -> bool:
-    """Whether to simulate a schedule by compiled code."""
+def _pays(schedule: Schedule, times: int = 1) -> bool:
+    """Whether to simulate a schedule, and `times` as many ops, by compiled code."""
     global _seen_ops
     ops = sum(len(queue.ops) for queue in schedule.queues)
-    _seen_ops += ops if ops >= LARGE_OPS else 0
+    _seen_ops += times * ops if ops >= LARGE_OPS else 0
     return ops >= LARGE_OPS and _seen_ops >= START_OPS
 
 
@@ -142,12 +160,27 @@ def _pays(schedule: Schedule) -> bool:
 def _compiled() -> ModuleType | None:
     """Returns the package of compiled code; None where numba does not work, or cannot keep and read what it makes."""
     try:
-        from harness.simulator import compiled
+        with _without_scipy():
+            from harness.simulator import compiled
 
-        compiled.start()
+            compiled.start()
     except (ImportError, AttributeError, RuntimeError, OSError, EOFError, UnpicklingError):
         return None
     return compiled
+
+
+@contextmanager
+def _without_scipy() -> Iterator[None]:
+    """Hides scipy, unless it is loaded: numba loads it, for matrix products that no code here has, in a third of its
+    time."""
+    if "scipy" in sys.modules:
+        yield
+        return
+    sys.modules["scipy"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["scipy"]
 
 
 @contextmanager

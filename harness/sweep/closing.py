@@ -10,6 +10,7 @@ from rich.text import Text
 
 from harness.checks.micro_batches import COUNT, SIZE
 from harness.core.record import RunRecord
+from harness.core.run_files import RECORD, TABLE
 from harness.core.units import AT_MOST, UPPER_BOUND
 from harness.planning.tune.result import Reason
 from harness.report import comparison
@@ -20,6 +21,8 @@ from harness.sweep.row import PREDICTED, Row
 from harness.sweep.table import BEST, MESH, best, console_of_sweep, several_devices, table
 
 REASON_LINES = 8
+MOST_ROWS = 500
+"""Points that a closing table shows at most: drawing one takes a millisecond, and nobody reads so many."""
 
 
 def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
@@ -34,10 +37,13 @@ def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> 
         tuned_table.show(rows, console)
     else:
         _show(rows, console)
-    for row in rows:
-        if row.record is not None and row.record.status != "ok":
-            lines = _shortened(row.record.reason.strip().splitlines()) + ([f"log: {row.log}"] if row.log else [])
-            console.print(Text("\n  ".join([f"{row.point.id} {row.record.status}", *lines])), soft_wrap=True)
+    failed = [(row, row.record) for row in rows if row.record is not None and row.record.status != "ok"]
+    for row, record in failed[:MOST_ROWS]:
+        lines = _shortened(record.reason.strip().splitlines()) + ([f"log: {row.log}"] if row.log else [])
+        console.print(Text("\n  ".join([f"{row.point.id} {record.status}", *lines])), soft_wrap=True)
+    if len(failed) > MOST_ROWS:
+        text = f"{len(failed) - MOST_ROWS} further points have failed: their {RECORD} says why"
+        console.print(Text(text), soft_wrap=True)
     last = tuned_table.winner(rows) if one_search else []
     for line in [*(() if one_search else _tuned(rows)), f"{summary(rows)} ({folder})", *last]:
         console.print(Text(line), soft_wrap=True)
@@ -52,13 +58,31 @@ def _shortened(lines: list[str]) -> list[str]:
 
 def _show(rows: Sequence[Row], console: Console) -> None:
     """The table, what it means, and the table over the seeds."""
-    shown, left_out = table(rows, console.width)
+    some = _some(rows)
+    shown, left_out = table(some, console.width)
     console.print(shown)
+    if len(some) < len(rows):
+        text = f"{len(rows) - len(some)} further points are not shown: {TABLE} of a sweep that has ended has all"
+        console.print(Text(text), soft_wrap=True)
     for line in _legend(rows, left_out, console.width):
         console.print(Text(line), soft_wrap=True)
-    if groups := repeats.groups(rows):
+    if groups := repeats.groups(some):
         console.print(Text(f"\n{repeats.TITLE}:"))
         console.print(drawn([*repeats.columns(groups)], console.width)[0])
+
+
+def _some(rows: Sequence[Row]) -> list[Row]:
+    """The points of the table: all, or of very many the fastest, the references, and the first of those that have
+    ended, then of all others."""
+    if len(rows) <= MOST_ROWS:
+        return list(rows)
+    fastest = {id(row) for row in best(rows)}
+
+    def place(row: Row) -> int:
+        return 0 if id(row) in fastest or row.is_reference else 1 if row.record else 2
+
+    chosen = {id(row) for row in sorted(rows, key=place)[:MOST_ROWS]}
+    return [row for row in rows if id(row) in chosen]
 
 
 def _tuned(rows: Sequence[Row]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -247,9 +247,8 @@ class Tuner(Judge):
         can fit. Raises `CannotRun` at once where the state alone fits nowhere."""
         first = self.representatives()
         sizes = sorted(first)[:most]
-        configs = {size: first[size].config(self.config) for size in sizes[1:]}
         for place, size in enumerate(sizes):
-            ahead = [configs[larger] for larger in sizes[place + 1 :]]
+            ahead = (first[larger].config(self.config) for larger in sizes[place + 1 :])
             self.grounds[size] = self.known.get(size) or self.ground(first[size], ahead)
             profile = self.grounds[size].profile
             self.works[size], self.most_stages = bounds.Work.of(profile), len(profile.layers)
@@ -279,7 +278,7 @@ class Tuner(Judge):
         """The most devices that may share a layer."""
         return self.cluster.devices if any(one.engine.capabilities.tensor for one in self.schemes) else 1
 
-    def ground(self, one: Candidate, ahead: Sequence[DictConfig]) -> Ground:
+    def ground(self, one: Candidate, ahead: Iterable[DictConfig]) -> Ground:
         """Cluster and profile for its micro-batch; those of `ahead` may be made in the same process."""
         return prepare.ground(one.config(self.config), self.overrides, self.folder, self.progress, ahead)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -15,6 +16,7 @@ from harness.core.memory_model import MemoryModel
 from harness.core.plan import Plan
 from harness.core.problem import CannotRun, NoPlan, Problem, ProblemError
 from harness.core.units import sizes
+from harness.interfaces import Engine
 from harness.planning import contents
 from harness.planning.draft import Draft, Layout, laid_out, memory_model, of_engine
 from harness.planning.prepare import Ground
@@ -46,6 +48,10 @@ class Judge:
         self.unsplit: dict[tuple[str, int, int], tuple[Problem, ...]] = {}
         """Planner, tensor size and micro-batch of a model that cannot be split so, whatever else the plan has."""
         self.known_schedules = Known()
+        self.last_timed: tuple[Engine, Layout, float] | None = None
+        self.last_simulated: tuple[Engine, Layout, Draft] | None = None
+        """Of the plan that was last estimated, and simulated: schemes that differ in `planner.by` often have equal
+        plans, which come one after the other."""
         self.on_any_mesh: dict[Settings, tuple[Problem, ...]] = {}
         """What rules out all candidates of a scheme, and is all that rules out one of them."""
 
@@ -175,13 +181,15 @@ class Judge:
     def timed(self, line: Line) -> Line:
         """Add the analytic estimate of the step time to a candidate that was judged and fits. Or the reason why it has
         no schedule, or none that is valid."""
-        try:
-            estimate = self.estimate_of(line.candidate)
-            estimate.validate(self.scheme_of(line.candidate).config.engine.name)
-            seconds = estimate.seconds()
-        except CannotRun as error:
-            return replace(line, problems=error.problems)
-        return replace(line, closed_form_step_time_s=seconds)
+        scheme, layout = self.scheme_of(line.candidate), self.layouts[line.candidate]
+        if not (self.last_timed and is_same(self.last_timed, scheme.engine, layout)):
+            try:
+                estimate = self.estimate_of(line.candidate)
+                estimate.validate(scheme.config.engine.name)
+                self.last_timed = scheme.engine, layout, estimate.seconds()
+            except CannotRun as error:
+                return replace(line, problems=error.problems)
+        return replace(line, closed_form_step_time_s=self.last_timed[-1])
 
     def layout(self, one: Candidate, compares: bool = False) -> Layout:
         """Plan a candidate; if it `compares`, next to baselines. Raises `CannotRun` and `NoPlan` where a run would."""
@@ -195,9 +203,8 @@ class Judge:
         validated with all of its micro-batches."""
         scheme = self.by_settings[line.candidate.settings]
         try:
-            layout = self.layouts[line.candidate]
             timed = line.closed_form_step_time_s is not None
-            draft = extrapolate.simulated(self.config_of(line.candidate), scheme.engine, layout, validated=timed)
+            draft = self.simulated(line, timed)
             if timed and draft.plan.predicted["step_time_s"] < best_s:
                 extrapolate.refuse_invalid(scheme.config.engine.name, draft)
         except CannotRun as error:
@@ -207,6 +214,17 @@ class Judge:
         full = tuple(plan_fits.check_memory(draft.plan, peaks, draft.cluster, draft.memory))
         line = replace(line, problems=full, simulated_memory_bytes=max(peaks), simulated_step_time_s=seconds)
         return line, None if full else draft
+
+    def simulated(self, line: Line, timed: bool) -> Draft:
+        """Simulate a candidate that fits and, if it is `timed`, was validated. Raises `CannotRun`."""
+        engine, layout = self.scheme_of(line.candidate).engine, self.layouts[line.candidate]
+        if timed and self.last_simulated and is_same(self.last_simulated, engine, layout):
+            known = self.last_simulated[-1]
+            figures = {name: known.plan.predicted[name] for name in known.simulation.figures}
+            return replace(known, plan=replace(layout.plan, predicted={**layout.plan.predicted, **figures}))
+        found = extrapolate.simulated(self.config_of(line.candidate), engine, layout, validated=timed)
+        self.last_simulated = engine, layout, found
+        return found
 
     def compared(self, one: Candidate, layout: Layout) -> Layout:
         """The plan of a candidate, next to the baselines that its planner knows."""
@@ -224,3 +242,10 @@ class Judge:
         except CannotRun:
             return {}
         return contents.fullest(draft.simulation.peaks)
+
+
+def is_same(known: tuple[Engine, Layout, Any], engine: Engine, layout: Layout) -> bool:
+    """Whether an engine has the schedule of a plan that is `known`, at the same prices: all is equal but what planners
+    say of their plans."""
+    before, now = (replace(one, plan=replace(one.plan, predicted={})) for one in (known[1], layout))
+    return known[0] is engine and before == now

@@ -114,6 +114,7 @@ def _combined(
     own = {key: OmegaConf.select(config, key) for key in open_keys}
     values = [list(dict.fromkeys((own[key], *one.values))) for key, one in open_keys.items()]
     planner: Planner = registry.build("planner", config.planner)
+    engines: dict[str, Engine] = {}  # by their keys: what a search knows of the schedules of one holds for its schemes
     for chosen in itertools.product(*values):
         other = {key: value for key, value in zip(open_keys, chosen, strict=True) if value != own[key]}
         made = config.copy()
@@ -123,10 +124,13 @@ def _combined(
             continue  # values that exclude one another
         asked = tuple(dict.fromkeys(open_keys[key].degree for key in other if open_keys[key].degree))
         moved = any(key.startswith("planner.") for key in other)
+        of_engine = str({key: value for key, value in other.items() if not key.startswith("planner.")})
+        if of_engine not in engines:
+            engines[of_engine] = registry.build("engine", made.engine)
         yield Scheme(
             (*settings, *other.items()),
             made,
-            registry.build("engine", made.engine),
+            engines[of_engine],
             registry.build("planner", made.planner) if moved else planner,
             asked,
             tensor,

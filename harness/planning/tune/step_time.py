@@ -19,22 +19,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from harness.interfaces import Engine
 from harness.planning import draft
 from harness.planning.draft import Layout
 from harness.planning.tune import bounds, peak_memory
 from harness.planning.tune.extrapolate import few
+from harness.planning.tune.step_on_columns import StepOnColumns
 from harness.schedule import Schedule
-from harness.simulator import lower, no_collection
+from harness.simulator import lower, no_collection, without_sharing
 from harness.simulator.event_loop import Execution
 from harness.simulator.fair_sharing import Resource
 from harness.simulator.lowering import LoweredSchedule
 
 MESSAGES = ("copy", "send")
 BACK = ("R", "B")
-
+SCHEDULES = 10
+"""Schedules that a search simulates for one that it estimates, about, with which compiled code is to pay."""
 
 Shape = tuple[object, ...]
 """What the order of a schedule's tasks follows from: the engine, and of the plan all but sizes and messages."""
@@ -108,14 +110,27 @@ class Estimate:
     @no_collection()
     def seconds(self) -> float:
         """Return the seconds of a step. Raises `CannotRun` where replicas are not placed equal on the nodes."""
-        one = self.layout
-        replicas = lower(self.schedule, self.short, one.profile, one.cluster, one.memory)
-        steps = (_Step(self.schedule, lowered, self.short.micro_batches) for lowered in replicas)
+        one, count = self.layout, self.short.micro_batches
+        given = self.schedule, self.short, one.profile, one.cluster, one.memory
+        on_columns = without_sharing(*given, times=SCHEDULES)
+        steps: Iterable[Step] = (
+            (_Step(self.schedule, lowered, count) for lowered in lower(*given))
+            if on_columns is None
+            else (StepOnColumns(self.schedule, replica, count) for replica in on_columns)
+        )
         return max(step.seconds(one.plan.micro_batches, self.held) for step in steps)
 
 
+class Step(Protocol):
+    """A short step, of which it is known when its nodes end if none waits for a shared resource."""
+
+    def seconds(self, micro_batches: int, held: Sequence[peak_memory.Held]) -> float:
+        """Return the seconds of a step of so many micro-batches; the stages have `held` of them in flight."""
+
+
 class _Step:
-    """The nodes of a short step: `tasks` and messages of its `count` micro-batches; the others are its tail."""
+    """The nodes of a short step: `tasks` and messages of its `count` micro-batches; the others are its tail. Where
+    there are many ops, `harness.planning.tune.step_on_columns` does the same, to the last bit."""
 
     def __init__(self, schedule: Schedule, lowered: LoweredSchedule, count: int) -> None:
         self.schedule, self.work, self.count = schedule, lowered.work, count

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, get_args
 
 from harness.core.op import Op, Queue
 from harness.core.problem import Problem, ProblemError
 from harness.core.trace import DeviceQueue
-from harness.schedule import Schedule, collect_queues
+from harness.schedule import QueueOps, Schedule, default_rule, queue_order
 from harness.schedule.builders.fill_drain import fill_drain
 from harness.schedule.builders.message_driven import message_driven
 from harness.schedule.builders.one_f_one_b import check_one_stage_each, one_f_one_b
@@ -113,16 +115,23 @@ def myelin(
     parameter. Raises ProblemError for an unknown order or rule, a limit below 1, and two stages on one device.
     """
     schedule = _tasks(micro_batches, devices, transfers, order, rule, limit)
-    placed: list[tuple[DeviceQueue, Op]] = [
-        ((queue.device, queue.name), op) for queue in schedule.queues for op in queue.ops if op.kind != "step"
-    ]
-    for j, device in enumerate(devices):
-        tied_reductions = [Op(j, "collective", None, tie.part, bytes=tie.bytes) for tie in ties if j in tie.stages]
-        end = _end(j, chunks[j] if chunks else (Chunk(0),), replicas, overlap)
-        placed += [((device, op.queue), op) for op in [*tied_reductions, *end]]
     rules = {(queue.device, queue.name): queue.rule for queue in schedule.queues}
-    queues = (replace(q, rule=rules.get((q.device, q.name), q.rule)) for q in collect_queues(placed))
-    return replace(schedule, queues=tuple(queues), replicas=replicas, barrier=barrier)
+    queues: defaultdict[DeviceQueue, list[Op]] = defaultdict(list)
+    for queue in schedule.queues:
+        tasks = [op for op in queue.ops if op.kind != "step"] if queue.name == "compute" else queue.ops
+        queues[queue.device, queue.name] += tasks
+    for j, device in enumerate(devices):
+        queues[device, "compute"] += [
+            Op(j, "collective", None, tie.part, bytes=tie.bytes) for tie in ties if j in tie.stages
+        ]
+        for name, ops in _end(j, tuple(chunks[j]) if chunks else (Chunk(0),), replicas > 1, overlap):
+            queues[device, name] += ops
+    made = tuple(
+        QueueOps(*place, tuple(ops), rules.get(place, default_rule(place[1])))  # type: ignore[arg-type]
+        for place, ops in sorted(queues.items(), key=lambda item: queue_order(item[0]))
+        if ops
+    )
+    return replace(schedule, queues=made, replicas=replicas, barrier=barrier)
 
 
 def _tasks(
@@ -143,10 +152,18 @@ def _tasks(
     return message_driven(micro_batches, devices, transfers, rule, len(devices) if limit is None else limit)
 
 
-def _end(j: int, chunks: Sequence[Chunk], replicas: int, overlap: bool) -> Iterator[Op]:
-    """Yields all-reduces over replicas, steps and copies of a stage, for each queue in order of issue."""
-    queue: Queue = "network" if overlap else "compute"
-    for c, chunk in enumerate(chunks if replicas > 1 else ()):
+@lru_cache(maxsize=128)
+def _end(j: int, chunks: tuple[Chunk, ...], reduced: bool, overlap: bool) -> tuple[tuple[Queue, tuple[Op, ...]], ...]:
+    """Returns all-reduces over replicas, if gradients are `reduced`, steps and copies of a stage: those of each queue,
+    in order of issue. The same for all plans that have these chunks there: a search makes them once."""
+    found: defaultdict[Queue, list[Op]] = defaultdict(list)
+    for op in _ends(j, chunks, reduced, "network" if overlap else "compute"):
+        found[op.queue].append(op)
+    return tuple((queue, tuple(ops)) for queue, ops in found.items())
+
+
+def _ends(j: int, chunks: Sequence[Chunk], reduced: bool, queue: Queue) -> Iterator[Op]:
+    for c, chunk in enumerate(chunks if reduced else ()):
         if chunk.needs_all_reduce:
             size = chunk.bytes - chunk.tied
             yield Op(j, "collective", None, f"all_reduce@{DATA}/chunk{c}", bytes=size, queue=queue)

@@ -22,6 +22,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.op import COMPUTE, Op
 from harness.core.plan import Plan
 from harness.schedule import Schedule
+from harness.simulator.compiled.alone import Alone
 from harness.simulator.compiled.columns import Columns, columns
 from harness.simulator.compiled.edges import has_edges
 from harness.simulator.compiled.event_loop import execute
@@ -34,7 +35,7 @@ from harness.simulator.lowering import sent_kind, shared_cores, slow_replicas
 from harness.simulator.memory_timeline import Peak
 from harness.simulator.op_durations import TaskCosts
 
-__all__ = ["Done", "simulated", "start", "times_of"]
+__all__ = ["Alone", "Done", "simulated", "start", "times_of", "without_sharing"]
 
 
 def start() -> None:
@@ -68,8 +69,8 @@ def simulated(
 ) -> list[Done] | None:
     """Simulates each replica with slow devices, or one; None where the columns do not know the schedule, or where it
     cannot end."""
-    found = None if schedule.message_order else columns(schedule, cluster.blocking_messages or schedule.rendezvous)
-    if found is None or not has_edges(found):
+    found = _columns(schedule, cluster)
+    if found is None or (memory.freed and len(found.chunks.nodes)):
         return None
     costs = TaskCosts(plan, profile, cluster, memory)
     done = []
@@ -84,6 +85,31 @@ def simulated(
         figures = _figures(lowered, start_s, end_s, plan) | {"peak_memory_bytes": [peak.bytes for peak in filled]}
         nodes = [array("q", one.tobytes()) for one in found.queues]
         done.append(Done(nodes, array("d", start_s.tobytes()), array("d", end_s.tobytes()), figures, filled))
+    return done
+
+
+def _columns(schedule: Schedule, cluster: Cluster) -> Columns | None:
+    """Returns the columns of a schedule; None where they, or its dependencies, are not known."""
+    found = None if schedule.message_order else columns(schedule, cluster.blocking_messages or schedule.rendezvous)
+    return found if found is not None and has_edges(found) else None
+
+
+def without_sharing(
+    schedule: Schedule, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel
+) -> list[Alone] | None:
+    """Executes each replica with slow devices, or one, as if each flow had its resources alone; None where the columns
+    do not know the schedule."""
+    found = _columns(schedule, cluster)
+    if found is None:
+        return None
+    costs = TaskCosts(plan, profile, cluster, memory)
+    done = []
+    for slow in slow_replicas(schedule, cluster):
+        lowered = LoweredColumns(schedule, found, cluster, costs, slow)
+        tables = lowered.lower(shared_cores(schedule, cluster), cluster.blocking_messages, 0.0, 0)
+        seconds = lowered.alone_s()
+        _, end_s = execute(tables.without_flows(seconds))
+        done.append(Alone(found, tables, seconds, end_s))
     return done
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from harness.core.op import Op
 from harness.schedule import Schedule
 from harness.schedule.dependency_graph import DATA, REDUCING, split_part
-from harness.simulator.compiled.columns import Columns
+from harness.simulator.compiled.chunks import Chunk, chunk_number
+from harness.simulator.compiled.columns import NO_ROW, Columns
 from harness.simulator.compiled.tables import Numbers
 
 EMPTY = np.zeros(0, dtype=np.int64)
@@ -21,9 +22,11 @@ NODE_BITS = 31
 
 
 def has_edges(columns: Columns) -> bool:
-    """Whether this module knows all dependencies of a schedule: those of updates within a step, and of optimizer state
-    in the host's memory, it does not."""
+    """Whether this module knows all dependencies of a schedule: those of updates within a step, and of copies from and
+    to the host's memory that are of no chunk, it does not."""
     for op, identity in zip(columns.templates, columns.identity_of, strict=True):
+        if identity == NO_ROW:
+            continue
         if op.kind == "step" and (columns.table[identity, 1:] >= 0).any():
             return False
         if op.kind == "copy" and op.peer is None:
@@ -31,9 +34,9 @@ def has_edges(columns: Columns) -> bool:
     return True
 
 
-def _chunk(op: Op) -> tuple[int, str]:
-    """Returns the stage and the chunk of an update, or of an all-reduce over replicas; "" where it has none."""
-    return op.stage, op.part.partition("/")[0] if op.kind == "step" else op.part.partition("/")[2]
+def _chunk(op: Op) -> Chunk:
+    """Returns the chunk of an all-reduce over replicas; one without any updates where it has none."""
+    return op.stage, chunk_number(op.part.partition("/")[2])
 
 
 @dataclass
@@ -104,7 +107,8 @@ class Edges:
         """Returns each row of the table with an op that stands for it: its first one."""
         first: dict[int, Op] = {}
         for op, identity in zip(self.columns.templates, self.columns.identity_of, strict=True):
-            first.setdefault(identity, op)
+            if identity != NO_ROW:
+                first.setdefault(identity, op)
         return [(op, identity) for identity, op in first.items()]
 
     def arrivals(self) -> tuple[dict[tuple[int, bool], list[int]], Numbers]:
@@ -152,8 +156,8 @@ class Edges:
         complete = {stage: columns.nodes(rows) for stage, rows in halves.items()}
         if self.schedule.barrier:
             complete = self.with_all_stages(complete, halves)
-        in_chunks = {_chunk(op) for op in columns.templates if op.kind == "step" and op.part}
-        of_chunk: dict[tuple[int, str], list[Numbers]] = {}
+        updates = columns.chunks.updates()
+        of_chunk: dict[Chunk, list[Numbers]] = {}
         reduced: dict[int, list[Numbers]] = {stage: [EMPTY] for stage in stages}
         ties = []
         for op, own in self.each_identity():
@@ -162,7 +166,7 @@ class Edges:
             nodes = columns.table[own]
             if split_part(op.part)[1] != DATA:
                 ties += nodes[nodes >= 0].tolist()
-            elif _chunk(op) in in_chunks:
+            elif _chunk(op) in updates:
                 of_chunk.setdefault(_chunk(op), []).append(nodes[nodes >= 0])
             else:
                 self.all_before(complete[op.stage], nodes[:1][nodes[:1] >= 0])
@@ -174,8 +178,12 @@ class Edges:
             self.all_before(ready[stage], np.concatenate(sums))
         for op, own in self.each_identity():
             if op.kind == "step":
-                sums = of_chunk.get(_chunk(op), [ready[op.stage]])
-                self.all_before(np.concatenate(sums), columns.nodes([own]))
+                self.all_before(ready[op.stage], columns.nodes([own]))
+        for chunk, nodes in updates.items():
+            self.all_before(np.concatenate(of_chunk.get(chunk, [ready[chunk[0]]])), nodes)
+        if updates:
+            for earlier, later in columns.chunks.copied(ready, {stage for stage, _ in updates}):
+                self.add(earlier, later)
 
     def with_ties(
         self, ties: list[int], complete: dict[int, Numbers], reduced: dict[int, list[Numbers]]

@@ -13,7 +13,7 @@ from harness.schedule.policy import RULES
 from harness.simulator.compiled.columns import Columns
 from harness.simulator.compiled.edges import EMPTY, Edges
 from harness.simulator.compiled.tables import NO_RULE, Numbers, Seconds, Tables, joined, sliced
-from harness.simulator.fair_sharing import Resource
+from harness.simulator.fair_sharing import Flow, Resource, fair_rates
 from harness.simulator.op_durations import TaskCosts, disturbances
 from harness.simulator.prices import Prices
 from harness.simulator.routes import Route
@@ -189,6 +189,16 @@ class LoweredColumns:
             self.add_flows(new, self.seconds[new] - self.before_s[new], np.full(len(new), len(self.kinds)))
             self.kinds.append((1.0, {("cores", home): times}))
             self.seconds[new] = self.before_s[new]
+
+    def alone_s(self) -> Seconds:
+        """Returns the seconds of each node if nothing else is under way."""
+        capacity = dict(zip(self.shared, self.capacity, strict=True))
+        alone = {name: rate for name, rate in zip(self.shared, self.alone, strict=True) if rate}
+        rates = np.array([fair_rates({0: Flow(0.0, *kind)}, capacity, alone)[0] for kind in self.kinds])
+        found = self.seconds.copy()
+        for nodes, amounts, kinds in zip(self.flow_nodes, self.flow_amounts, self.flow_kinds, strict=True):
+            found[nodes] += amounts / rates[kinds]
+        return found
 
     def tables(self) -> Tables:
         before, after_at, after = self.edges

@@ -50,6 +50,19 @@ class Tables(NamedTuple):
     capacity: Seconds
     alone: Seconds
 
+    def without_flows(self, seconds: Seconds) -> Tables:
+        """Returns the same nodes, which take these seconds and share nothing."""
+        none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return self._replace(
+            seconds=seconds,
+            flow=np.full(len(seconds), -1, dtype=np.int64),
+            amount=nothing,
+            cap=nothing,
+            uses_at=np.zeros(1, dtype=np.int64),
+            uses=none,
+            times=nothing,
+        )
+
 
 def numbers(values: Iterable[int]) -> Numbers:
     return np.fromiter(values, dtype=np.int64)

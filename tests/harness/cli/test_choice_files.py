@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from harness.cli import choice_files
 from harness.cli import compose as compose_module
 from harness.cli.compose import compose, search
 from harness.core.problem import CannotRun, Problem
@@ -120,3 +122,26 @@ def test_a_misspelt_key_of_a_file_has_the_one_that_is_meant(text: str, key: str,
         problem.key == str(folder / "cluster/q.yaml") and key in problem.message and "is not a key" in problem.message
     )
     assert problem.hint.endswith(meant) and bool(problem.hint) == bool(meant)
+
+
+def test_a_file_that_has_not_changed_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """The points of a sweep have the same choices; who reads one may change what it gets."""
+    path, read = tmp_path / "a.yaml", []
+    path.write_text("a: {b: 1}")
+    real = choice_files._read
+    monkeypatch.setattr(choice_files, "_read", lambda path: read.append(path) or real(path))
+    for _ in range(2):
+        choice_files.read(path)
+    assert len(read) == 2, "it may be written again without another time of change"
+    os.utime(path, (0, 1000))
+    for _ in range(3):
+        choice_files.read(path)["a"]["b"] = 2
+    assert len(read) == 3 and choice_files.read(path) == {"a": {"b": 1}}
+    path.write_text("a: 3")
+    os.utime(path, (0, 1001))
+    assert choice_files.read(path) == {"a": 3}
+    path.unlink()
+    with pytest.raises(CannotRun):
+        choice_files.read(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pickle import UnpicklingError
 from typing import Any
@@ -14,114 +14,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import simulator
-from harness.core.cluster import SEND, CallTimes, Cluster, Device, EngineCosts, Link, TaskCost
+from harness.core.cluster import Cluster, Device, Link
 from harness.core.memory_model import MemoryModel
-from harness.core.model_profile import LayerProfile, ModelProfile, Skip
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Mesh, Plan, Stage
 from harness.core.problem import CannotRun
 from harness.schedule import QueueOps, Schedule
-from harness.schedule.builders.data_parallel import SHARDINGS, data_parallel, with_replicas
+from harness.schedule.builders.data_parallel import with_replicas
 from harness.schedule.builders.deepspeed import deepspeed
 from harness.schedule.builders.gpipe import RECOMPUTE, gpipe
 from harness.schedule.builders.message_driven import message_driven
-from harness.schedule.builders.myelin import ORDERS, myelin, split_into_chunks
+from harness.schedule.builders.myelin import myelin, split_into_chunks
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.builders.periodic import unrolled
 from harness.schedule.families import FAMILIES
-from harness.schedule.policy import RULES, RuleName
+from harness.schedule.policy import RuleName
 from harness.schedule.tied_weight_ops import Tie, with_ties
-from harness.schedule.transfers import Transfer, plan_transfers
+from harness.schedule.transfers import plan_transfers
 from harness.simulator import Deadlock, Simulation, compiled, reference, simulate
 from tests.support.patterns import Chain, pattern_of
+from tests.support.simulated_cases import CLUSTERS, MEMORIES, PICKING, Case, cases, layers
 from tests.tiers import examples
-
-Case = tuple[Schedule, Plan, ModelProfile]
-PICKING = [rule for rule in RULES if rule != "in_order"]
-SECONDS = st.sampled_from([0.0, 0.25, 1.0, 1.5, 0.1, 1 / 3])
-SIZES = st.sampled_from([0, 1, 3, 10])
-TIE = Tie("embedding.weight", (0, 1), 40)
-
-
-def layers(draw: Callable[..., Any], count: int) -> tuple[LayerProfile, ...]:
-    return tuple(
-        LayerProfile(
-            f"l{j}", draw(SECONDS), draw(SECONDS), output_bytes=draw(SIZES), saved_bytes=draw(SIZES),
-            param_bytes=draw(SIZES), working_bytes=draw(SIZES), input_share=draw(st.sampled_from([0.5, 0.3])),
-        )
-        for j in range(count)
-    )  # fmt: skip
-
-
-@st.composite
-def cases(draw: Callable[..., Any]) -> Case:
-    """A schedule of some builder, with its plan and its profile."""
-    m, n, replicas = draw(st.integers(1, 8)), draw(st.integers(1, 4)), draw(st.sampled_from([1, 1, 2]))
-    kinds = ["family", "gpipe", "message_driven", "myelin", "deepspeed", "1f1b", "data_parallel"]
-    kind = draw(st.sampled_from(kinds))
-    chunks = draw(st.integers(1, 3))
-    family = FAMILIES[draw(st.sampled_from(sorted(FAMILIES)))]
-    if kind == "family" and family.refuses(m, n) is not None:
-        m = max(m // n, 1) * 2 * n
-    placement = {"family": family.placement(n, chunks), "data_parallel": (0,)}.get(kind, tuple(range(n)))
-    stages = len(placement)
-    skips = (Skip(0, stages - 1, draw(SIZES), "long"),) if stages > 2 and draw(st.booleans()) else ()
-    profile = ModelProfile(layers(draw, stages), skips=skips)
-    plan = Plan(Mesh(data=replicas), tuple(Stage(j, j, device) for j, device in enumerate(placement)), m)
-    sent = plan_transfers(plan, profile, portals=kind != "deepspeed" and draw(st.booleans()))
-    schedule = build(draw, kind, m, placement, sent, replicas, lambda: family.build(m, n, chunks, sent))
-    if kind in ("family", "gpipe", "1f1b", "message_driven"):
-        schedule = with_replicas(schedule, plan, profile)
-        if n > 1 and draw(st.booleans()):
-            schedule = with_ties(schedule, [TIE], draw(st.sampled_from(["compute", "network"])))
-        limit = draw(st.none() | st.none() | st.integers(2, 6)) if schedule.limit is None else schedule.limit
-        schedule = replace(schedule, limit=limit, barrier=draw(st.booleans()))
-        schedule = replace(schedule, loss=draw(st.sampled_from([schedule.loss] * 3 + ["gathered"])))
-    return schedule, plan, profile
-
-
-def build(
-    draw: Callable[..., Any], kind: str, m: int, devices: Sequence[int], sent: list[Transfer], replicas: int,
-    family: Callable[[], Schedule],
-) -> Schedule:  # fmt: skip
-    recompute, rule, n = draw(st.sampled_from(RECOMPUTE)), draw(st.sampled_from(PICKING)), len(devices)
-    limit, switches = draw(st.none() | st.integers(1, 4)), draw(st.tuples(st.booleans(), st.booleans()))
-    if kind == "gpipe":
-        return gpipe(m, devices, sent, recompute, *switches)
-    if kind == "1f1b":
-        return one_f_one_b(m, devices, sent, recompute)
-    if kind == "message_driven":
-        return message_driven(m, devices, sent, rule, limit, recompute)
-    if kind == "myelin":
-        parts = [split_into_chunks(draw(st.integers(0, 9)), 2, 2, draw(st.integers(0, 2)), switches[0])] * n
-        order, chunks = draw(st.sampled_from(ORDERS)), parts if draw(st.booleans()) else ()
-        return myelin(m, devices, sent, order, rule, limit, (), replicas, chunks, switches[1], draw(st.booleans()))
-    if kind == "deepspeed":
-        ties, zero = [TIE] if n > 1 and switches[0] else [], draw(st.sampled_from([0, 1]))
-        return deepspeed(m, devices, sent, recompute, ties, replicas, [8] * n, zero)
-    if kind == "data_parallel":
-        return data_parallel(m, 24, replicas, draw(st.sampled_from(SHARDINGS)), recompute, reshard=switches[0])
-    return family()
-
-
-COSTS = EngineCosts("e", "sgd", (TaskCost("F", 0.25), TaskCost("collective", 0.5)), host_s=0.125, step_s=0.5)
-LINKS = st.builds(
-    Link, st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 0.25, 0.1]), st.sampled_from(["half", "full"])
-)
-CLUSTERS = st.builds(
-    Cluster, st.just("t"), st.just(32), st.sampled_from([1, 2, 4, 16]),
-    st.sampled_from([Device(), Device(memory_bandwidth=7.0, kernel_s=0.1)]), LINKS, LINKS, LINKS, st.booleans(),
-    cores=st.sampled_from([0.0, 0.0, 0.5, 1.0, 1.5, 3.0]),
-    calls=st.sampled_from([(), (CallTimes(SEND, 2, (1, 8), (0.5, 1.5)),)]),
-    slow=st.sampled_from([(), ((1, 2.0),), ((0, 1.5), (3, 3.0))]),
-    task_s=st.sampled_from([0.0, 0.1]), alone_bandwidth=st.sampled_from([0.0, 15.0]),
-    engines=st.sampled_from([(), (COSTS,)]),
-)  # fmt: skip
-MEMORIES = st.builds(
-    MemoryModel, optimizer=st.just(2.0), offloaded=st.sampled_from([0.0, 2.0]), reducing=st.sampled_from([0.0, 0.5]),
-    flat=st.booleans(), activations=st.sampled_from(["saved", "saved", "saved", "inputs"]),
-    messages=st.sampled_from(["passing", "posted", "copied", "kept"]),
-)  # fmt: skip
 
 
 def found(simulated: Callable[..., Simulation], *arguments: Any) -> Any:
@@ -208,6 +122,62 @@ def test_updates_in_chunks() -> None:
     assert len(chunks) == 5
     assert compiled.simulated(*case, MemoryModel(), 0.0, 0) is not None
     compare(*case, MemoryModel())
+
+
+def offloaded(m: int = 3, k: int = 2, replicas: int = 2) -> tuple[Any, ...]:
+    """A pipeline of three whose optimizer state is copied in halves of buckets; chunks of the stages differ."""
+    n = 3
+    chunks = [split_into_chunks(elements, 2, 2, k, offload=True) for elements in (9, 12, 3)]
+    profile = ModelProfile((LayerProfile("l", 1.0, 2.0, output_bytes=3, param_bytes=18),) * n)
+    plan = Plan(Mesh(data=replicas), tuple(Stage(j, j, j) for j in range(n)), m)
+    schedule = myelin(m, range(n), plan_transfers(plan, profile, portals=True), replicas=replicas, chunks=chunks)
+    cluster = Cluster("t", 6, 1, Device(memory_bandwidth=7.0), Link(1), host_link=Link(0.25, 0.125))
+    return schedule, plan, profile, cluster, MemoryModel(optimizer=0.0, offloaded=2.0)
+
+
+@pytest.mark.parametrize("k", [0, 1, 2])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_optimizer_state_that_is_copied_in_chunks(k: int, replicas: int) -> None:
+    case = offloaded(k=k, replicas=replicas)
+    assert sum(op.kind == "copy" and op.peer is None for op in case[0].ops()) == 2 * (9 + 12 + 3)
+    assert compiled.simulated(*case, 0.0, 0) is not None
+    compare(*case)
+    compare(*case, 0.1, 7)
+
+
+@pytest.mark.parametrize("missing", ["/in", "/out", "bucket1a/in", "bucket1b/out", "bucket1a", "bucket", "chunk1"])
+@pytest.mark.parametrize("kind", ["copy", "step", "collective"])
+def test_parts_of_chunks_that_are_missing(missing: str, kind: str) -> None:
+    """What nobody copies, updates or reduces keeps nothing waiting."""
+    schedule, *others = offloaded()
+    queues = (
+        replace(
+            queue, ops=tuple(op for op in queue.ops if op.kind != kind or op.peer is not None or missing not in op.part)
+        )
+        for queue in schedule.queues
+    )
+    case = replace(schedule, queues=tuple(queues)), *others
+    assert compiled._columns(case[0], case[3]) is not None
+    compare(*case)
+
+
+def test_parts_of_chunks_that_columns_do_not_know() -> None:
+    """One that is listed in two queues, one with a micro-batch, and copies that have no direction."""
+    schedule, *others = offloaded()
+    first = schedule.queues[0]
+    half = Op(0, "step", None, "chunk0/bucket0a")
+    for ops in (
+        (*first.ops, Op(0, "step", 0, "chunk0/bucket0a")),
+        (*first.ops, Op(0, "copy", None, "chunk0/bucket0a", bytes=3)),
+    ):
+        changed = replace(schedule, queues=(replace(first, ops=ops), *schedule.queues[1:]))
+        assert compiled.simulated(changed, *others, 0.0, 0) is None
+        compare(changed, *others)
+    twice = replace(schedule, queues=(*schedule.queues, QueueOps(0, "host", (half,))))
+    assert compiled.simulated(twice, *others, 0.0, 0) is None
+    compare(twice, *others)
+    again = replace(schedule, queues=(replace(first, ops=(*first.ops, half)), *schedule.queues[1:]))
+    assert "listed twice" in found(simulate, again, *others)[1]
 
 
 def pattern_case(m: int, every: int | None = None, bytes_: tuple[int, int, int] = (0, 0, 0)) -> Case:
