@@ -15,9 +15,10 @@ import pytest
 from harness.cli.compose import compose
 from harness.config.overrides import quoted
 from harness.core.cluster import Cluster, Device, Link
-from harness.core.model_profile import LayerProfile, LayerTimes, ModelProfile, Skip
+from harness.core.model_profile import LayerProfile, LayerTimes, ModelProfile, Product, Skip
 from harness.core.record import RunRecord
 from harness.core.trace import Trace
+from harness.core.units import percent, rate
 from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.launch.supervisor import Outcome, WorkerFailed
@@ -213,6 +214,23 @@ def test_a_model_is_counted_once_and_priced_on_the_described_device(
     bounds = [one.manifest["simulation"]["upper_bound"] for one in (first, again, sheet)]
     assert bounds == [False, False, True], "efficiency 1 is that of a data sheet"
     assert len([path for path in (cache / "profiles").iterdir() if "unet-4-" in path.name]) == 1
+
+
+@pytest.mark.parametrize("mode", ["plan", "simulate"])
+def test_speeds_of_each_device_are_printed(tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a described cluster: four tokens of each of 16 samples, and what the devices reach of their peak."""
+    words = replace(LAYER, products=(Product("", "embedding", 4, 10, 8),))
+    replace(PROFILE, layers=(words, *PROFILE.layers[1:])).save(tmp_path / "p.json")
+    file = quoted("profile", str(tmp_path / "p.json"))
+    record = run(tmp_path / "run", f"mode={mode}", file, *FLAT, *KNOWN, "costs=analytic", "batch.size=16")
+    step_s = record.predicted["step_time_s"]
+    tokens, share = rate(16 * 4 / step_s / 4, "tokens/s"), percent(16 / 2 * 3 * 8e9 / step_s / 4e13)
+    out = capsys.readouterr().out
+    if mode == "plan":
+        assert f" samples/s, {tokens} per device, MFU {share}\n" in out
+    else:
+        assert re.search(rf"of each device +{re.escape(tokens)}\n", out)
+        assert re.search(rf"of devices' peak \(MFU\) +{re.escape(share)}\n", out)
 
 
 @pytest.mark.usefixtures("commands")
