@@ -23,6 +23,8 @@ from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.launch.supervisor import Outcome, WorkerFailed
 from harness.measure.torch_trace import NODE, PREFIX
+from harness.planning import prepare
+from harness.planning.profiles import Profiles
 from harness.run import runner
 from tests.problems import row
 
@@ -390,3 +392,25 @@ def test_this_machine_is_measured_once(
     assert both.knows_processes and both.device == device
     simulate(tmp_path / "d", *typed, "engine=pipeline")
     assert "measuring this machine" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "parts"),
+    [(["mode=profile"], "threads"), (["mode=profile", "remeasure=true"], "threads"), (["mode=plan"], "all")],
+)
+def test_a_profile_needs_nothing_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], parts: str
+) -> None:
+    """Whatever the engine is: it is of none."""
+    asked: list[str] = []
+
+    def measure(folder: Path, title: str, limit_s: float, kind: str, tf32: bool, parts: str) -> Machine:
+        asked.append(parts)
+        return Machine(PEAKS, Link(1e-5, 1e-9), None, 1.8, 0.0 if parts == "threads" else 1.8)
+
+    monkeypatch.setenv("REGATTA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(prepare.supervisor, "measure_machine", measure)
+    monkeypatch.setattr(Profiles, "made", lambda self, origin: replace(PROFILE, model="unet", device=PEAKS))
+    keys = ["engine=ddp", "cluster.device=cpu", "cluster.devices=2", "cluster.task_s=1e-3", "batch.size=32"]
+    record = run(tmp_path / "run", *typed, *keys)
+    assert (record.status, asked) == ("ok", [parts]), record.reason
