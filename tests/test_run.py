@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import run
-from harness.cli.compose import FURTHER, compose
+from harness.cli.compose import compose
 from harness.config import registry
 from harness.config.key_names import leaves
 from harness.config.overrides import quoted
@@ -124,7 +124,7 @@ def test_a_file_of_the_user_that_is_no_choice_is_named(
     group: str,
     content: bytes | None,
 ) -> None:
-    monkeypatch.setenv(FURTHER, "")  # which --config-dir sets, and monkeypatch takes back
+    monkeypatch.setenv(registry.FURTHER, "")  # which --config-dir sets, and monkeypatch takes back
     assert run.main([*further(tmp_path, group, content), "--cfg", "job", f"{group}=z"], {}) == 2
     named = f"{group} z " if content is None else f"own/{group}/z.yaml"
     assert named in capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_an_override_that_cannot_be_is_named_with_its_file(
     override: str,
     named: str,
 ) -> None:
-    monkeypatch.setenv(FURTHER, "")
+    monkeypatch.setenv(registry.FURTHER, "")
     schema = {"planner": "_balance@planner", "engine": "_gpipe@engine"}[group]
     text = f"defaults: [{schema}, _self_, {override}]"
     folder = further(tmp_path, group, f"# @package _global_\n{text}".encode())
@@ -182,7 +182,7 @@ def test_a_choice_that_does_not_fit_its_group_is_named(
     text: str,
     named: str,
 ) -> None:
-    monkeypatch.setenv(FURTHER, "")
+    monkeypatch.setenv(registry.FURTHER, "")
     assert run.main([*further(tmp_path, group, text.encode()), "--cfg", "job", f"{group}=z"], {}) == 2
     assert named in capsys.readouterr().err
 
@@ -200,7 +200,7 @@ def test_a_choice_may_be_based_on_another_one(tmp_path: Path) -> None:
 def test_a_sweep_of_the_user_that_is_none_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
-    monkeypatch.setenv(FURTHER, "")
+    monkeypatch.setenv(registry.FURTHER, "")
     assert run.main([*further(tmp_path, "sweeps", content), "-m", "+sweeps=z", f"out={tmp_path}/out"], {}) == 2
     assert "own/sweeps/z.yaml" in capsys.readouterr().err
 

@@ -281,7 +281,7 @@ class Run:
         basis = metrics.basis(found.layout, self.config, found.ground.values) | {"profile": found.ground.origin}
         plan, used = found.layout.plan, self.record.manifest | {"simulation": basis}
         self.folder.update(plan=plan.to_json(), predicted=plan.predicted, metrics=found.metrics(), manifest=used)
-        tune.report(found, self.folder.path, self.progress)
+        tune.report(found, self.config, self.folder.path, self.progress)
         if found.interrupted:
             raise KeyboardInterrupt("the search has ended before all was searched, and what it had found is recorded")
 

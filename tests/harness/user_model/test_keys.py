@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import compose as composing
 from harness.cli import help
 from harness.cli.compose import compose
+from harness.config import registry
 from harness.core.problem import CannotRun
 from harness.user_model import reference, sources
 from tests.harness.user_model import nets
@@ -91,7 +91,7 @@ def test_the_whole_page_names_it() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for --config-dir, where nets.py is."""
     (tmp_path / "model").mkdir()
-    monkeypatch.setenv(composing.FURTHER, str(tmp_path))
+    monkeypatch.setenv(registry.FURTHER, str(tmp_path))
     nets.write(tmp_path, TYPED)
     return tmp_path
 
