@@ -40,7 +40,7 @@ def without_torch(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str
 
 
 def test_help_has_every_key_every_choice_and_their_meaning(tmp_path: Path) -> None:
-    done = without_torch("--help", cwd=tmp_path)
+    done = without_torch("--help", "all", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     fixed = {f"{group}.name" for group in (*registry.FOLDERS, *registry.SCHEMAS)}
     for key in set(leaves(compose([]))) - fixed:
@@ -299,6 +299,13 @@ def test_keys_with_dashes_and_the_word_help(tmp_path: Path) -> None:
     assert "unrecognized arguments: --engine" in done.stderr
     assert "python run.py engine=gpipe model=unet" in done.stderr.splitlines()[-1]
     assert "-> python run.py --help" in start("help", cwd=tmp_path).stderr
+
+
+def test_help_of_a_group_and_of_a_word_that_is_none(tmp_path: Path) -> None:
+    done = without_torch("--help", "planner", cwd=tmp_path)
+    assert done.returncode == 0 and "    planner.by=" in done.stdout and "    engine.streams=" not in done.stdout
+    wrong = without_torch("--help", "gpipe", cwd=tmp_path)
+    assert wrong.returncode == 2 and "-> python run.py engine=gpipe --help" in wrong.stderr
 
 
 def test_help_of_a_choice(tmp_path: Path) -> None:

@@ -83,8 +83,7 @@ def test_help_has_the_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_whole_page_names_it() -> None:
-    page = help.text()
-    assert "model=net.py:build" in page and "model.vocabulary=null" in page
+    assert "model=net.py:build" in help.text() and "model.vocabulary=null" in help.text([help.ALL])
 
 
 @pytest.fixture
