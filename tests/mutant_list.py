@@ -581,7 +581,7 @@ MUTANTS = (
            "*(_of_devices(done) if done else ())", "",
            "tests/harness/run/test_runner_simulated.py", "speeds_of_each_device and plan"),
     Mutant("a command without the user's folder of choices", "harness/user_model/reference.py",
-           '*(["--config-dir", folder] if folder else [])', "",
+           '*(["--config-dir", folder] if folder else []), ', "",
            "tests/harness/user_model/test_reference.py", "folder_of_choices"),
     Mutant("schemes that are lost with a process", "harness/planning/tune/parallel_search.py",
            "lost.append(number)", "pass",
