@@ -1,5 +1,5 @@
-"""The front door: `python run.py engine=gpipe model=unet`. `python run.py --help` lists every key, with engine=gpipe
-those of this choice."""
+"""The front door: `python run.py engine=gpipe model=unet`. `python run.py --help` lists modes and choices, `--help all`
+every key, `engine=gpipe --help` those of this choice."""
 
 from __future__ import annotations
 

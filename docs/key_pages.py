@@ -1,5 +1,5 @@
-"""Hooks of mkdocs: the pages of all keys, made from the same docstrings as `python run.py --help`, and of the
-names that they have in other frameworks."""
+"""Hooks of mkdocs: the pages of all keys, made from the same docstrings as `python run.py --help all`, and of
+the names that they have in other frameworks."""
 
 from __future__ import annotations
 

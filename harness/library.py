@@ -69,10 +69,10 @@ def race(
     * an object with the whole interface of a model;
     * a text, what `model=` takes on the command line: "gpt", "net.py:build".
 
-    Keys are those of `python run.py --help`: as texts, "engine.checkpoint=always", after the batch or in its place, or
-    by name, `steps=5`, `mesh={"pipeline": 2}`, `engine=["gpipe", "ddp"]` (`harness.cli.keywords`). `batch.size` is the
-    number of samples of `batch` unless it is given. Files are written to `out`, by default to runs/ID; runs that are in
-    `out` and ended well are not run again. `show` prints the table of a sweep.
+    Keys are those of `python run.py --help all`: as texts, "engine.checkpoint=always", after the batch or in its place,
+    or by name, `steps=5`, `mesh={"pipeline": 2}`, `engine=["gpipe", "ddp"]` (`harness.cli.keywords`). `batch.size` is
+    the number of samples of `batch` unless it is given. Files are written to `out`, by default to runs/ID; runs that
+    are in `out` and ended well are not run again. `show` prints the table of a sweep.
 
     Raises CannotRun, with all problems at once, for arguments that no run takes and for keys that do not exist.
     """

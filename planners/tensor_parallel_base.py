@@ -44,6 +44,8 @@ Routes = Callable[[Chain, Costs, Ends], list[Route]]
 """The few routes of a planner that searches for none. Raises Infeasible where there is none."""
 Works = Callable[[int, int, int], bool]
 """Whether there is a plan with these samples of a micro-batch, samples of a batch, and devices."""
+NEAR = 16
+"""So many numbers of devices below the one that is asked for are tried, and those that divide it."""
 
 
 @dataclass(frozen=True)
@@ -387,7 +389,12 @@ def _larger_batch(problem: SplitProblem, request: PlanRequest, works: Works) -> 
 
 
 def _fewer_devices(problem: SplitProblem, request: PlanRequest, works: Works, cluster: Cluster) -> list[Fix]:
-    """Returns the most devices that work, in groups that all stages have equally on nodes."""
-    samples, size = _samples(problem), request.batch.size
-    fewer = (n for n in divisors.list_divisors(request.tensor)[-2::-1] if cluster.places_equally(n))
-    return list(islice(({"mesh.tensor": n} for n in fewer if works(samples, size, n)), 1))
+    """Returns the most devices that work, equally on nodes; replicas stay where more do not divide the batch."""
+    samples, size, tensor = _samples(problem), request.batch.size, request.tensor
+    fewer = {*divisors.list_divisors(tensor)[:-1], *range(max(1, tensor - NEAR), tensor)}
+    for n in sorted(filter(cluster.places_equally, fewer), reverse=True):
+        if works(samples, size, n):
+            room = max(1, cluster.devices // (n * request.pipeline))
+            fills = room == request.data or size % (room * request.batch.micro_batches) == 0
+            return [{"mesh.tensor": n} | ({} if fills else {"mesh.data": request.data})]
+    return []

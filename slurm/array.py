@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from harness.cli import compose
 from harness.config import registry
 from harness.core import files
 from harness.core.problem import CannotRun, Problem
@@ -107,7 +106,7 @@ class Array:
 
     def places(self) -> Places:
         """What the file for sbatch names. Raises CannotRun for a path that it cannot hold."""
-        return Places(self.folder, self.own, Path.cwd(), registry.ROOT, Path(sys.executable), compose.further())
+        return Places(self.folder, self.own, Path.cwd(), registry.ROOT, Path(sys.executable), registry.further())
 
     def submit(self, indices: Sequence[int], settings: Settings, shape: Shape, grace_s: float) -> str:
         """Submit these points as one array; returns its job id. Raises CannotRun with the message of sbatch.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.cli.compose import FURTHER
+from harness.config.registry import FURTHER
 from harness.core.problem import Problem, refuse
 from slurm.resources import Shape
 from slurm.settings import TITLE, Settings

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import get_args
 
 from harness.cli import compose
+from harness.config import registry
 from harness.core.problem import CannotRun, Problem, refuse
 from harness.core.record import EXIT_CODES, Status
 from harness.core.run_files import POINTS, RECORD
@@ -100,7 +101,7 @@ def again(opened: array.Array, wanted: Sequence[str], typed: Sequence[str]) -> s
 def _search(opened: array.Array) -> None:
     """Take the choices of the last submission, unless the user's environment names a folder of its own."""
     jobs = opened.jobs()
-    if jobs and jobs[-1].config_dir and not compose.further():
+    if jobs and jobs[-1].config_dir and not registry.further():
         compose.search(jobs[-1].config_dir)
 
 

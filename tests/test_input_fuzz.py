@@ -22,7 +22,7 @@ import run
 from analysis import dataframe, paper_cli, records, run_folders
 from analysis.paper_pages import PAGES
 from harness.cli import compose
-from harness.config.registry import ROOT
+from harness.config.registry import FURTHER, ROOT
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import LOG, RECORD
 from harness.launch import supervisor
@@ -53,7 +53,7 @@ def no_processes() -> Iterator[None]:
     """What would be measured by a worker ends the run, as a signal does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervisor, "supervise", lambda *_: Outcome("preempted", "no worker in this test"))
-        patch.delenv(compose.FURTHER, raising=False)
+        patch.delenv(FURTHER, raising=False)
         yield
 
 
@@ -65,7 +65,7 @@ def done(folder: str, *arguments: str) -> None:
         assert error.code == 2
         return
     finally:
-        os.environ.pop(compose.FURTHER, None)
+        os.environ.pop(FURTHER, None)
     for path in Path(folder, "out").rglob(RECORD):
         log = path.with_name(LOG)
         why = log.read_text() if log.exists() else ""

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import run
-from harness.cli.compose import FURTHER, compose
+from harness.cli.compose import compose
 from harness.config import registry
 from harness.config.key_names import leaves
 from harness.config.overrides import quoted
@@ -40,7 +40,7 @@ def without_torch(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str
 
 
 def test_help_has_every_key_every_choice_and_their_meaning(tmp_path: Path) -> None:
-    done = without_torch("--help", cwd=tmp_path)
+    done = without_torch("--help", "all", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     fixed = {f"{group}.name" for group in (*registry.FOLDERS, *registry.SCHEMAS)}
     for key in set(leaves(compose([]))) - fixed:
@@ -124,7 +124,7 @@ def test_a_file_of_the_user_that_is_no_choice_is_named(
     group: str,
     content: bytes | None,
 ) -> None:
-    monkeypatch.setenv(FURTHER, "")  # which --config-dir sets, and monkeypatch takes back
+    monkeypatch.setenv(registry.FURTHER, "")  # which --config-dir sets, and monkeypatch takes back
     assert run.main([*further(tmp_path, group, content), "--cfg", "job", f"{group}=z"], {}) == 2
     named = f"{group} z " if content is None else f"own/{group}/z.yaml"
     assert named in capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_an_override_that_cannot_be_is_named_with_its_file(
     override: str,
     named: str,
 ) -> None:
-    monkeypatch.setenv(FURTHER, "")
+    monkeypatch.setenv(registry.FURTHER, "")
     schema = {"planner": "_balance@planner", "engine": "_gpipe@engine"}[group]
     text = f"defaults: [{schema}, _self_, {override}]"
     folder = further(tmp_path, group, f"# @package _global_\n{text}".encode())
@@ -182,7 +182,7 @@ def test_a_choice_that_does_not_fit_its_group_is_named(
     text: str,
     named: str,
 ) -> None:
-    monkeypatch.setenv(FURTHER, "")
+    monkeypatch.setenv(registry.FURTHER, "")
     assert run.main([*further(tmp_path, group, text.encode()), "--cfg", "job", f"{group}=z"], {}) == 2
     assert named in capsys.readouterr().err
 
@@ -200,7 +200,7 @@ def test_a_choice_may_be_based_on_another_one(tmp_path: Path) -> None:
 def test_a_sweep_of_the_user_that_is_none_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
-    monkeypatch.setenv(FURTHER, "")
+    monkeypatch.setenv(registry.FURTHER, "")
     assert run.main([*further(tmp_path, "sweeps", content), "-m", "+sweeps=z", f"out={tmp_path}/out"], {}) == 2
     assert "own/sweeps/z.yaml" in capsys.readouterr().err
 
@@ -299,6 +299,13 @@ def test_keys_with_dashes_and_the_word_help(tmp_path: Path) -> None:
     assert "unrecognized arguments: --engine" in done.stderr
     assert "python run.py engine=gpipe model=unet" in done.stderr.splitlines()[-1]
     assert "-> python run.py --help" in start("help", cwd=tmp_path).stderr
+
+
+def test_help_of_a_group_and_of_a_word_that_is_none(tmp_path: Path) -> None:
+    done = without_torch("--help", "planner", cwd=tmp_path)
+    assert done.returncode == 0 and "    planner.by=" in done.stdout and "    engine.streams=" not in done.stdout
+    wrong = without_torch("--help", "gpipe", cwd=tmp_path)
+    assert wrong.returncode == 2 and "-> python run.py engine=gpipe --help" in wrong.stderr
 
 
 def test_help_of_a_choice(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 V100   what matmuls and convolutions reach on tensor cores, and in float32 without them, and elementwise kernels
 A100   what they reach in TF32, and elementwise kernels of images; in bfloat16 matmuls are fitted to GPTs
        (`analysis.gpu_cases.fit`), and to tensor cores a convolution is a matmul
-P100   what matmuls and convolutions, and elementwise kernels reach: two numbers on two cases
+P100   what matmuls and convolutions in float32, and elementwise kernels reach: two numbers on two cases
+
+In float32 without tensor cores A100 takes what V100 reaches.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ NUMBERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("elementwise_efficiency",),
     ),
     "A100": (("tf32_efficiency",), ("image_efficiency",)),
-    "P100": (("matmul_efficiency", "convolution_efficiency"), ("elementwise_efficiency",)),
+    "P100": (("float32_efficiency",), ("elementwise_efficiency",)),
 }
 """The numbers of each GPU that are fitted, each with the keys of the cluster that have it."""
 START = 0.7

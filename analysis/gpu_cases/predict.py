@@ -12,7 +12,8 @@ dropout's mask), at full bandwidth, since each is one long stream:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 from omegaconf import DictConfig
@@ -27,7 +28,7 @@ from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Mesh, Plan, Stage
-from harness.interfaces import PlanRequest
+from harness.interfaces import Engine, Planner, PlanRequest
 from harness.planning import draft
 from harness.schedule import Schedule
 from harness.simulator import layer_times
@@ -63,27 +64,29 @@ class _EachParameter(FSDPEngine):
         return replace(op, buffers=tuple(b for size in op.buffers for b in (self.block if size == own else (size,))))
 
 
-@dataclass(frozen=True)
 class _Recomputing:
     """A planner: all layers on one device, computed again for the backward pass."""
 
-    layers: int
-
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        stages = (Stage(0, self.layers - 1, 0),)
+        stages = (Stage(0, len(profile.layers) - 1, 0),)
         return Plan(Mesh(data=request.data), stages, request.batch.micro_batches, recompute="always")
 
 
 def step_s(case: Case, **changes: float) -> float:
     """Returns the predicted seconds of a step; `changes` are other values of keys of the cluster."""
     config = configuration(case, **changes)
-    cluster = cluster_config.build(cluster_config.from_group(config.cluster))
-    profile = layer_times.analytic(counted(case, cluster.device), cluster.device)
-    engine = registry.build("engine", config.engine)
+    engine, planner = registry.build("engine", config.engine), registry.build("planner", config.planner)
     if case.compared and case.engine == "fsdp":
         engine = _EachParameter(engine.config, case.hidden)
-    recomputing = case.recompute and case.engine == "fsdp"  # which has no key for it
-    planner = _Recomputing(len(profile.layers)) if recomputing else registry.build("planner", config.planner)
+    if case.recompute and case.engine == "fsdp":  # which has no key for it
+        planner = _Recomputing()
+    return simulated_s(config, lambda device: counted(case, device), engine, planner)
+
+
+def simulated_s(config: DictConfig, count: Callable[[Device], ModelProfile], engine: Engine, planner: Planner) -> float:
+    """Returns the seconds of a step whose work on a device is what `count` returns for it."""
+    cluster = cluster_config.build(cluster_config.from_group(config.cluster))
+    profile = layer_times.analytic(count(cluster.device), cluster.device)
     return float(draft.draft(config, engine, planner, profile, cluster).plan.predicted["step_time_s"])
 
 

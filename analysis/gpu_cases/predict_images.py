@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
+from analysis.gpu_cases import predict
 from analysis.gpu_cases.image_cases import ImageCase
 from harness.cli.compose import compose
-from harness.config import cluster_config, registry
+from harness.config import registry
 from harness.core.model_profile import ModelProfile
-from harness.planning import draft
-from harness.simulator import layer_times
 
 CLUSTERS = {"v100": "dgx1_v100", "p100": "dgx1_p100", "a100_40": "dgx_a100_40", "a100_80": "dgx_a100_80"}
 MODELS = {
@@ -35,10 +34,8 @@ def step_s(case: ImageCase, **changes: float) -> float:
         *(f"cluster.{key}={value}" for key, value in changes.items()),
     ]
     config = compose(words)
-    cluster = cluster_config.build(cluster_config.from_group(config.cluster))
-    profile = layer_times.analytic(_counted(case.model, case.precision, case.batch), cluster.device)
     engine, planner = registry.build("engine", config.engine), registry.build("planner", config.planner)
-    return float(draft.draft(config, engine, planner, profile, cluster).plan.predicted["step_time_s"])
+    return predict.simulated_s(config, lambda _: _counted(case.model, case.precision, case.batch), engine, planner)
 
 
 def _model(model: str, precision: str) -> tuple[str, ...]:

@@ -18,6 +18,9 @@ from harness.simulator import layer_times
 PEAK = "cluster.peak_tflops."
 """The keys of the devices' peaks: this and a format."""
 BANDWIDTH = "cluster.memory_bandwidth_gb_s"
+SCALED: Fix = {"precision.autocast": "float16", "precision.grad_scaler": True}
+MIXED: Fix = {"precision": "mixed"} | SCALED
+"""Weights in float32, matmuls in float16, and losses that are scaled."""
 
 
 def computes(config: DictConfig, name: str) -> bool:
@@ -53,21 +56,37 @@ def lacking(config: DictConfig, can: Capabilities, cluster: Cluster) -> list[Pro
 def instead(config: DictConfig, can: Capabilities) -> list[Fix]:
     """Formats that devices and engine have, in the place of one that the devices lack: float32, and in the place of
     bfloat16 float16 with scaled losses, first where the devices are faster in it."""
-    precision, fixes = config.precision, []
+    precision, fixes = config.precision, list[Fix]()
     lacks = precision.autocast or precision.dtype
     if computes(config, lacks):
         return []  # no peak is known
     if computes(config, "float32"):
         fixes.append(float32(config))
-    if lacks == "bfloat16" and computes(config, "float16") and config.mode != "tune":
-        scaled: Fix = {"precision.autocast": "float16", "precision.grad_scaler": True}
-        peaks = config.cluster.peak_tflops
-        place = 0 if peaks["float16"] > (peaks.get("float32") or 0.0) else len(fixes)
-        if can.grad_scaler:
-            fixes.insert(place, scaled if precision.autocast else {"precision": "mixed"} | scaled)
-        elif "float16" in can.dtypes:
-            fixes.insert(place, {"precision": "fp16"})
+    if lacks == "bfloat16" and computes(config, "float16"):
+        half = [SCALED if precision.autocast else MIXED] if scales(config, can) else []
+        if not can.grad_scaler and "float16" in can.dtypes and config.mode != "tune":
+            half = [{"precision": "fp16"}]
+        fixes = half + fixes if is_faster(config) else fixes + half
     return fixes
+
+
+def scales(config: DictConfig, can: Capabilities) -> bool:
+    """Whether it can be advised to scale losses: in mode=tune several engines may be asked, not all of which do."""
+    return can.grad_scaler and config.mode != "tune"
+
+
+def is_faster(config: DictConfig) -> bool:
+    """Whether devices are known to be faster in float16 than in float32."""
+    peaks = config.cluster.peak_tflops
+    return (peaks.get("float16") or 0.0) > (peaks.get("float32") or 0.0)
+
+
+def mixed(config: DictConfig, can: Capabilities) -> list[Fix]:
+    """In the place of weights in float16: float16 under autocast with scaled losses, or bfloat16 there with an engine
+    that scales none."""
+    if scales(config, can) and computes(config, "float16"):
+        return [MIXED]
+    return [{"precision": "mixed"}] if computes(config, "bfloat16") else []
 
 
 def without_float16(config: DictConfig, can: Capabilities, peaks: Mapping[str, float]) -> tuple[Fix, ...]:

@@ -300,7 +300,11 @@ def _dtype(config: DictConfig, can: Capabilities) -> list[Problem]:
     key, value, fix = "precision.dtype", dtype, can.dtypes[0]
     if dtype in PRECISIONS and config.precision.get("name") == PRECISIONS[dtype]:  # the user chose all of it
         key, value, fix = "precision", PRECISIONS[dtype], PRECISIONS[fix]
-    return [Problem(key, value, message, _or_instead({key: fix}, can, "dtypes"))]
+    fixes = _or_instead({key: fix}, can, "dtypes")
+    if dtype == "float16":
+        half = tuple(formats.mixed(config, can))
+        fixes = half + fixes if formats.is_faster(config) else fixes + half
+    return [Problem(key, value, message, fixes)]
 
 
 def _optimizer(config: DictConfig, can: Capabilities) -> list[Problem]:

@@ -36,9 +36,6 @@ from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, bare_key, r
 from harness.host import devices
 
 TITLE_WIDTH = 100
-FURTHER = "REGATTA_CONFIG_DIR"
-"""The variable with a further folder of choices, which the points of a sweep inherit, also those of an array."""
-
 NO_KEY = "is not a key"
 WORDS = (
     (r"Key '(.*)' not in '\w+'.*", NO_KEY),
@@ -58,7 +55,7 @@ class _Root(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("regatta", f"file://{registry.ROOT}")
-        if folder := further():
+        if folder := registry.further():
             search_path.append("further", f"file://{folder}")
 
 
@@ -185,7 +182,7 @@ def _user_model(chosen: Sequence[Override], problems: list[Problem]) -> tuple[Di
 
 def folders() -> list[Path]:
     """The folders of choices: that of this project, and the user's."""
-    return [CONF, *map(Path, filter(None, [further()]))]
+    return [CONF, *map(Path, filter(None, [registry.further()]))]
 
 
 def search(folder: str) -> None:
@@ -195,12 +192,7 @@ def search(folder: str) -> None:
     """
     if not os.path.isdir(folder):  # Path.is_dir raises for one that is too long
         raise CannotRun([Problem("--config-dir", folder, "is not a folder")])
-    os.environ[FURTHER] = str(Path(folder).resolve())
-
-
-def further() -> str | None:
-    """The folder that `search` has added, here or in a process that has started this one."""
-    return os.environ.get(FURTHER) or None
+    os.environ[registry.FURTHER] = str(Path(folder).resolve())
 
 
 @contextmanager
@@ -221,7 +213,7 @@ def session() -> Iterator[ConfigLoader]:
 
 def choices(loader: ConfigLoader, group: str) -> list[str]:
     """The choices of a group; names that begin with _ are schemas. Looked up once: the points of a sweep share them."""
-    key = (group, str(registry.ROOT), further() or "")
+    key = (group, str(registry.ROOT), registry.further() or "")
     if key not in _CHOICES:
         _CHOICES[key] = [name for name in loader.get_group_options(group) if not name.startswith("_")]
     return _CHOICES[key]

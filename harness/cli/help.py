@@ -1,5 +1,6 @@
-"""`python run.py --help`: every group with its choices, every key with its meaning, read from conf/ and the sources.
+"""`python run.py --help`: modes, groups with their choices and examples; read from conf/ and the sources.
 
+`--help engine`, `--help mesh`: the keys of a group, or that begin so; `--help all`: every key with its meaning.
 `python run.py engine=gpipe --help`: the keys of this choice.
 """
 
@@ -21,29 +22,38 @@ from harness.cli.compose import CONF, read
 from harness.config import registry
 from harness.config.overrides import described
 from harness.config.schema import Config
-from harness.core.problem import bare_key, spelled
+from harness.core.problem import CannotRun, Problem, bare_key, spelled
 from harness.user_model.keys import HELP, HIDDEN, shared
 
 USAGE = """\
-python run.py [key=value ...]        plan, predict, train a few steps, report and record
-python run.py mode=simulate [...]    the same on a described cluster, in a simulator: cluster=p40x8
-python run.py mode=plan [...]        only plan and predict; mode=profile only measures or counts a model's layers
-python run.py mode=calibrate [...]   time collectives among this machine's devices, and write a cluster file
-python run.py mode=tune [...]        find the fastest scheme, mesh and micro-batches that fit; of several engines
-                                     (engine=ddp,fsdp) or all (engine=all), too; tune.verify=3 races the best here
-python run.py mode=fit [...]         the memory of each scheme, with and without recomputation, in each precision
-python run.py mode=race [...]        train with several engines in turns, and rank them: engine=gpipe,ddp or engine=all;
-                                     gpipe:key=value is of one of them, schemes=FILE.yaml lists runs with names
-python run.py --config-dir DIR [...] also read choices from DIR: DIR/cluster/NAME.yaml is cluster=NAME
-python run.py model=net.py:build     your own model: what the function or class build of net.py returns; its parameters
-                                     are keys, and with --help they are listed
-python run.py -m [key=v1,v2 ...]     a sweep over every combination; +sweeps=NAME takes the points of sweeps/NAME.yaml
+python run.py [key=value ...]        plan, predict, train a few steps, report and record (mode=run)
+python run.py -m [key=v1,v2 ...]     a sweep over every combination; +sweeps=NAME takes the points of sweeps/NAME.yaml,
                                      repeats=5 runs each point, or a race, with five seeds: mean and spread
-python run.py --cfg job [...]        print the configuration and stop
-python run.py --help                 this page; with choices, as engine=gpipe --help, their keys alone"""
-EVERYTHING = """\
-python run.py --help                every choice and every key, also those of no group: batch.size, mesh.pipeline, ...
-python run.py --cfg job [...]       what a run would have"""
+python run.py --config-dir DIR [...] also read choices from DIR: DIR/cluster/NAME.yaml is cluster=NAME
+python run.py --cfg job [...]        print the configuration and stop"""
+MODES = """\
+    mode=plan                       only plan and predict
+    mode=simulate                   the same, and a step of it in a simulator, on a described cluster: cluster=p40x8
+    mode=tune                       find the fastest scheme, mesh and micro-batches that fit; of several engines
+                                    (engine=ddp,fsdp) or all (engine=all), too; tune.verify=3 races the best here
+    mode=fit                        the memory of each scheme, with and without recomputation, in each precision
+    mode=race                       train with several engines in turns, and rank them: engine=gpipe,ddp or engine=all;
+                                    gpipe:key=value is of one of them, schemes=FILE.yaml lists runs with names
+    mode=profile                    only measure or count a model's layers
+    mode=calibrate                  time collectives among this machine's devices, and write a cluster file"""
+EXAMPLES = """\
+    python run.py engine=gpipe model=unet
+    python run.py -m engine=single,gpipe,ddp,fsdp model=unet out=runs/four
+    python run.py mode=simulate engine=gpipe model=unet_5_64 cluster=p40x8
+    python run.py mode=tune engine=all model=gpt_24_1024 batch.size=64 cluster=dgx_a100_40 precision=mixed
+    python run.py mode=race engine=single,gpipe,ddp model=gpt"""
+MORE = """\
+    python run.py --help engine     the choices of a group, with all their keys
+    python run.py --help batch      keys of no group that begin so: batch, mesh, optimizer, launch, race, tune ...
+    python run.py engine=gpipe --help   the keys of a choice, with the values that it gives them
+    python run.py --help all        every choice and every key"""
+ALL = "all"
+OWN_MODEL = "or yours: model=net.py:build, what the function or class build of net.py returns; its parameters are keys"
 USER_MODEL = "model=FILE.py:NAME, in addition to the parameters of NAME"
 INDENT = 4
 KEY_WIDTH = 30
@@ -59,17 +69,61 @@ class Entry:
 
 
 def text(overrides: Sequence[str] = ()) -> str:
-    """The whole page, as wide as the terminal; of choices that are typed, their keys alone.
+    """A page, as wide as the terminal: of choices that are typed (engine=gpipe), or of words (engine, mesh, all), their
+    keys alone; without both an overview.
 
-    Raises CannotRun for choices that do not exist.
+    Raises CannotRun for choices, and words, that do not exist.
     """
-    if chosen := [text for text in overrides if bare_key(text) in registry.GROUPS]:
+    if chosen := [text for text in overrides if "=" in text and bare_key(text) in registry.GROUPS]:
         return "\n\n".join(_of_choices(chosen))
-    parts = [USAGE]
+    if words := [text for text in overrides if "=" not in text]:
+        return "\n\n".join(part for word in words for part in _about(word))
+    usage = [USAGE, f"modes\n{MODES}", "\n".join(["choices", *_all_choices()])]
+    return "\n\n".join([*usage, f"examples\n{EXAMPLES}", f"more\n{MORE}"])
+
+
+def _all_choices() -> Iterator[str]:
+    """Each group with its choice where none is typed, and the others."""
+    config = read([])
+    for group in registry.GROUPS:
+        others = [one.name for one in _choices(group) if one.name != config[group].name]
+        own = [OWN_MODEL] if group == "model" else []
+        yield _line(Entry(f"{group}={config[group].name}", ", ".join([*others, *own])))
+
+
+def _about(word: str) -> Iterator[str]:
+    """The keys of a group with its choices, those that begin with the word, or all. Raises CannotRun for another."""
+    found = False
+    if word == ALL:
+        yield USAGE
     for group, choices, owned in groups():
-        parts += [f"{group}=...", "\n".join(map(_line, choices))]
-        parts += ["\n".join([f"  with {owner}", *map(_line, entries)]) for owner, entries in owned.items()]
-    return "\n\n".join([*parts, "other keys", "\n".join(keys(Config, ""))])
+        if whole := word in (group, ALL):
+            yield f"{group}=..."
+            yield "\n".join(map(_line, choices))
+        for owner, entries in owned.items():
+            if shown := [one for one in entries if whole or _begins(one, word)]:
+                yield "\n".join([f"  with {owner}", *map(_line, shown)])
+                found = True
+    if shown := [one for one in other_keys() if word == ALL or _begins(one, word)]:
+        yield "other keys"
+        yield "\n".join(map(_line, shown))
+    elif not found:
+        fixes = [f"{group}={word} --help" for group in registry.GROUPS if word in map(_name, _choices(group))]
+        message = f"is no group or key: {', '.join(dict.fromkeys((*registry.GROUPS, *map(_first, other_keys()))))}"
+        hint = f"python run.py {fixes[0] if fixes else f'--help {ALL}'}"
+        raise CannotRun([Problem("--help", word, message, hint=hint)], "this page")
+
+
+def _begins(entry: Entry, word: str) -> bool:
+    return entry.name == word or entry.name.startswith(f"{word}.")
+
+
+def _name(entry: Entry) -> str:
+    return entry.name
+
+
+def _first(entry: Entry) -> str:
+    return entry.name.partition(".")[0]
 
 
 def _of_choices(chosen: Sequence[str]) -> Iterator[str]:
@@ -87,7 +141,7 @@ def _of_choices(chosen: Sequence[str]) -> Iterator[str]:
         yield "\n".join([_line(Entry(f"{group}={name}", meaning), 0), *map(_line, entries)])
     others = (_other_choices(group, config[group].name) for group in registry.GROUPS if group not in typed)
     yield "\n".join(["as it is, or another choice:", *others])
-    yield EVERYTHING
+    yield MORE
 
 
 def _given(entry: Entry, config: DictConfig) -> Entry:

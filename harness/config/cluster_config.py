@@ -67,10 +67,10 @@ class ClusterConfig:
     """The same in convolutional nets, whose batch norms and activations have large tensors; null:
     elementwise_efficiency."""
     float32_efficiency: float | None = None
-    """Fraction of the peak FLOP/s that matmuls and convolutions reach in float32 without tensor cores; null: what they
-    reach in other formats."""
+    """Fraction of the peak FLOP/s that matmuls and convolutions reach in float32 without tensor cores. If it is given,
+    those of matmuls, convolutions and attention count in float16 and bfloat16 alone; null: in every format."""
     tf32_efficiency: float | None = None
-    """The same with precision.tf32=true; null: what they reach in other formats."""
+    """The same with precision.tf32=true, in the place of cluster.float32_efficiency."""
     overlap: float = 1.0
     """Fraction of a collective's time that is hidden where it runs while a device computes: kernels of both compete for
     the device's cores and memory. 1: all of it."""
@@ -81,6 +81,8 @@ class ClusterConfig:
     wave_elements: int | None = None
     """Elements of a matmul's output that a device computes at once (a wave). On average half a wave is wasted, so that
     small matmuls are less efficient. null: no waste."""
+    float32_wave_elements: int | None = None
+    """The same in float32 without tensor cores, whose tiles are smaller; null: cluster.wave_elements."""
     bandwidth_gb_s: float | None = None
     """Bandwidth in GB/s of a link between two devices of a node; null: as measured here, else 5 between CPU devices and
     12 between GPUs."""
@@ -246,6 +248,7 @@ def _device(config: ClusterConfig, known: Device) -> Device:
         known.kernel_s if config.kernel_s is None else config.kernel_s,
         config.wave_elements or known.wave_elements,
         {name: share for name in CLASSES if (share := getattr(config, f"{name}_efficiency")) is not None},
+        config.float32_wave_elements or 0,
     )
 
 
@@ -258,7 +261,7 @@ def _link(config: ClusterConfig, prefix: str, known: Link) -> Link:
 
 def _impossible(config: ClusterConfig) -> list[Problem]:
     """Return the problems with values that no cluster can have."""
-    at_least_1 = ("nodes", "devices", "wave_elements")
+    at_least_1 = ("nodes", "devices", "wave_elements", "float32_wave_elements")
     wrong = [problem for key in at_least_1 for problem in at_least(f"cluster.{key}", getattr(config, key), 1)]
     nodes, devices = config.nodes or 1, config.devices or 1
     if nodes * devices > MOST_DEVICES:

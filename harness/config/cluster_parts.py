@@ -69,8 +69,8 @@ EFFECTIVE_KEYS = tuple(key.name for key in dataclasses.fields(EffectiveConfig))
 
 
 def follow_keys(config: DictConfig, tf32: bool, typed: Collection[str]) -> None:
-    """Let a key that the user typed replace the effective value, too, and with `tf32` its peak, and the share that is
-    reached, be those of float32.
+    """Let a key that the user typed replace the effective value, too, and with `tf32` its peak, the share of it that is
+    reached, and the waves of tensor cores, be those of float32.
 
     `config` is the composed group `cluster`, `typed` the full names of the keys that were typed.
     """
@@ -79,6 +79,8 @@ def follow_keys(config: DictConfig, tf32: bool, typed: Collection[str]) -> None:
         for part, prefix in ((config, "cluster."), (config.effective, "cluster.effective.")):
             if f"{prefix}float32_efficiency" not in typed and "cluster.float32_efficiency" not in typed:
                 part.float32_efficiency = f"${{{prefix}tf32_efficiency}}"
+        if "cluster.float32_wave_elements" not in typed:
+            config.float32_wave_elements = None
     for key in EFFECTIVE_KEYS:
         given = f"cluster.{key}" in typed and f"cluster.effective.{key}" not in typed
         if given and config.effective[key] is not None:

@@ -30,7 +30,7 @@ SIMILAR = 0.5
 """Similarity (`difflib`) above which a choice is suggested."""
 FEW = 12
 """So many keys of a group are listed."""
-ALL_KEYS = "python run.py --help lists every key"
+ALL_KEYS = "python run.py --help all lists every key"
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
 SYNTAX = frozenset(",'\"[](){}\\$")
 """What has a meaning for Hydra, in a value."""

@@ -26,6 +26,7 @@ FIGURES: dict[str, Any] = {
     **dict.fromkeys(("first_loss", "tokens_per_s", "data_wait_s", "model_flops_per_s", "percent_of_peak"), Number),
     **dict.fromkeys(
         (
+            "tokens_per_s_per_device",
             "hardware_flops_per_s",
             "hardware_percent_of_peak",
             "data_sheet_percent_of_peak",

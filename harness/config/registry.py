@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import os
 import re
 import reprlib
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,9 @@ FOLDERS = {
     "data": "models/data",
     "tracker": "harness/trackers",
 }
+FURTHER = "REGATTA_CONFIG_DIR"
+"""The variable with a further folder of choices (`--config-dir`), which the points of a sweep inherit, also those of an
+array."""
 PACKAGE_FILES = ("engine.py", "planner.py", "config.py")
 """The module of a package that is the plug-in."""
 SCHEMAS = {
@@ -105,6 +109,11 @@ def schemas() -> dict[tuple[str, str], type]:
     for group, (module, name) in SCHEMAS.items():
         found[group, group] = getattr(importlib.import_module(module), name)
     return found
+
+
+def further() -> str | None:
+    """The user's folder of choices, of this process or of one that has started it."""
+    return os.environ.get(FURTHER) or None
 
 
 def is_user_model(group: str, node: DictConfig) -> bool:

@@ -11,8 +11,11 @@ from typing import Literal, NamedTuple
 from harness.core.serialization import Document
 
 Duplex = Literal["half", "full"]
-CLASSES = ("matmul", "convolution", "attention", "elementwise", "image", "float32")
+MATMULS = ("matmul", "convolution", "attention")
+CLASSES = (*MATMULS, "elementwise", "image", "float32")
 """Of kernels: those of a class reach the same share of a device's peak."""
+HALVES = ("float16", "bfloat16")
+"""The formats of two bytes, for which tensor cores were made."""
 SEND = "send"
 """The name of a message among the calls of a machine's processes."""
 
@@ -24,9 +27,10 @@ class Device:
     `efficiency` is the share of both peaks that a large kernel reaches, `efficiencies` that of the kernels of a class
     ("matmul", "convolution", "attention": of the FLOP/s; "elementwise": of the bandwidth), where it is known.
     "image" is the share of elementwise kernels in convolutional nets (else that of all), "float32" that of matmuls and
-    convolutions in float32 (else that of each class). These are calibrated. Each kernel costs `kernel_s` more, so that
-    small ones reach less. `wave_elements` of a matmul's output are computed at once (0: not known): on average a matmul
-    computes half of them too many.
+    convolutions in float32: where there is one, those of the classes are of `HALVES` alone (else of every format).
+    These are calibrated. Each kernel costs `kernel_s` more, so that small ones reach less. `wave_elements` of a
+    matmul's output are computed at once (0: not known), in float32 `float32_wave_elements` (0: as many): on average a
+    matmul computes half of them too many.
     """
 
     name: str = "device"
@@ -37,6 +41,7 @@ class Device:
     kernel_s: float = 0.0
     wave_elements: int = 0
     efficiencies: dict[str, float] = field(default_factory=dict)
+    float32_wave_elements: int = 0
 
     def efficiency_of(self, kernels: str) -> float:
         """Returns the share of the peak that large kernels of a class reach."""
@@ -44,9 +49,20 @@ class Device:
             return self.efficiency_of("elementwise")
         return self.efficiencies.get(kernels, self.efficiency)
 
+    def counts_as(self, kernels: str, dtype: str) -> str:
+        """Returns the class whose share counts for one of `MATMULS` in a number format; "" where the known shares are
+        of other formats."""
+        if "float32" not in self.efficiencies or dtype in HALVES:
+            return kernels
+        return "float32" if dtype == "float32" and kernels != "attention" else ""
+
     def is_calibrated(self, kernels: str) -> bool:
         """Returns whether that share is known; else times are only bounds."""
-        return kernels in self.efficiencies or self.efficiency < 1
+        return self.efficiency_of(kernels) != 1
+
+    def wave_of(self, dtype: str) -> int:
+        """Returns the elements of a matmul's output that are computed at once in a number format; 0: not known."""
+        return (self.float32_wave_elements if dtype == "float32" else 0) or self.wave_elements
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ class _Preparation:
         known = self.collect(self.cluster)
         self.problems += request.profiling(self.config)
         engine = self.collect(lambda: registry.build("engine", self.config.engine))
-        self.several = bool(engine and engine.capabilities.multi_process)
+        self.several = self.predicts and bool(engine and engine.capabilities.multi_process)
         cluster, profile = self.profiled(known)
         if self.config.profile:
             self.problems += profile_match.stored(self.config, profile, self.model_given)
@@ -247,6 +247,11 @@ class _Preparation:
         config, folder = self.config, self.folder
         return engine_costs.with_costs(config, cluster, profile, self.machine, folder, self.title, self.progress)
 
+    @property
+    def predicts(self) -> bool:
+        """Whether an engine's step is predicted: a profile alone is of no engine."""
+        return bool(self.config.mode != "profile")
+
     def needs_machine(self, origin: Origin) -> bool:
         """A stored profile is simulated without knowing this machine, unless its times shall be this machine's."""
         config = self.config
@@ -272,7 +277,7 @@ class _Preparation:
             known = _stored_machine(self.config)
             if known and self.knows_enough(known):
                 return known
-            whole = self.several or self.config.remeasure
+            whole = self.several or (self.predicts and self.config.remeasure)
             parts = "processes" if known else "all" if whole else "threads"
             self.progress.phase("measuring this machine", f"once: {MEASURED[parts]}")
             return supervisor.measure_machine(self.folder, self.title, limit_s, wanted, tf32, parts)

@@ -28,6 +28,20 @@ def per_second(draft: Draft, step_s: float, count: int = 1) -> dict[str, Any]:
     return found
 
 
+def simulated(config: DictConfig, draft: Draft, step_s: float) -> dict[str, Any]:
+    """Samples and tokens of a simulated step in a second, tokens of each device at work, and `per_second`.
+
+    Tokens are None where samples are no tokens."""
+    samples_per_s = draft.samples / step_s if step_s else None
+    tokens_per_s = tokens(draft.profile, samples_per_s)
+    return {
+        "throughput": samples_per_s,
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_device": tokens_per_s / draft.devices if tokens_per_s else None,
+        **per_second(draft, step_s, threads(config) if draft.cluster.cores else 1),
+    }
+
+
 def _recomputed_flops(draft: Draft) -> float:
     """FLOPs that one replica's shard recomputes: layers inside their backward passes, and whole stages."""
     profile, stages = draft.profile, draft.plan.stages
@@ -42,7 +56,7 @@ def threads(config: DictConfig) -> int:
     return count
 
 
-def tokens_per_sample(profile: ModelProfile) -> int | None:
-    """The tokens of a sample: what the first embedding of the model looks up; None without one."""
+def tokens(profile: ModelProfile, samples: float | None) -> float | None:
+    """The tokens of so many samples: what the first embedding of the model looks up; None without one."""
     rows = (one.rows_per_sample for layer in profile.layers for one in layer.products if one.kind == "embedding")
-    return next(rows, None)
+    return samples * each if samples and (each := next(rows, None)) else None

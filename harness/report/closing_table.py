@@ -251,9 +251,10 @@ WAITING = 0.02
 """Share of a step from which on waiting for data (which is not part of the step) is printed as such."""
 _ALONE: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_per_s": ("tokens", lambda value: rate(value, "tokens/s")),
+    "tokens_per_s_per_device": ("  of each device", lambda value: rate(value, "tokens/s")),
     "first_loss": ("loss, first step", number),
     "loss": ("loss, last step", number),
     "model_flops_per_s": ("model FLOP/s", flops),
-    "percent_of_peak": ("  of the devices' peak", lambda value: percent(value / 100)),
+    "percent_of_peak": ("  of devices' peak (MFU)", lambda value: percent(value / 100)),
     "data_sheet_percent_of_peak": ("  of their data sheet's peak", lambda value: percent(value / 100)),
 }

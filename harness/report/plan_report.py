@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -44,14 +45,23 @@ def replicas(draft: Draft) -> str:
     )
 
 
-def prediction(draft: Draft, profile: str) -> str:
-    """Returns the prediction, and below it the source of its numbers; `profile` is the source of the profile."""
+def prediction(draft: Draft, profile: str, done: Mapping[str, float | None] | None = None) -> str:
+    """Returns the prediction, and below it the source of its numbers; `profile` is the source of the profile.
+
+    `done` is the work in a second: with it tokens of each device and MFU are listed, too, where they are known."""
     step_s = draft.plan.predicted["step_time_s"]
-    speed = units.rate(draft.samples / step_s if step_s else None)
+    speeds = [units.rate(draft.samples / step_s if step_s else None), *(_of_devices(done) if done else ())]
     bound = f" ({units.UPPER_BOUND})" if layer_times.are_bounds(draft.profile, draft.cluster) else ""
-    summary = f"predicted: {units.seconds(step_s)} a step of {draft.samples} samples, {speed}{bound}"
+    summary = f"predicted: {units.seconds(step_s)} a step of {draft.samples} samples, {', '.join(speeds)}{bound}"
     times = f"layer times {draft.profile.source}" if layer_times.has_times(draft.profile) else "layers take no time"
     return f"{summary}\n  {times}; profile {profile}"
+
+
+def _of_devices(done: Mapping[str, float | None]) -> Iterator[str]:
+    if tokens := done["tokens_per_s_per_device"]:
+        yield f"{units.rate(tokens, 'tokens/s')} per device"
+    if share := done["percent_of_peak"]:
+        yield f"MFU {units.percent(share / 100)}"
 
 
 def starting(ranks: int) -> str:

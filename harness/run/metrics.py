@@ -40,6 +40,8 @@ def measured(result: dict[str, Any], draft: Draft, config: DictConfig, kind: dev
     }
     count = work.threads(config)
     done = work.per_second(draft, result["step_time_s"], count if kind == "cpu" else 1)
+    if tokens := result.get("tokens_per_s"):
+        done["tokens_per_s_per_device"] = tokens / draft.devices
     if kind == "cuda":
         done["data_sheet_percent_of_peak"] = _of_data_sheet(draft, config, done["model_flops_per_s"])
     own = kind == "cpu" and draft.devices * count > devices.cores()  # its devices wait for one another
@@ -55,13 +57,11 @@ def _of_data_sheet(draft: Draft, config: DictConfig, flops_per_s: float | None) 
     return 100 * flops_per_s / (peak * draft.devices) if flops_per_s and peak else None
 
 
-def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
+def simulated(simulation: Simulation, draft: Draft, config: DictConfig) -> dict[str, Any]:
     """Return the metrics of a simulated run, which a real one would measure, and each device's peak memory."""
-    step_s = simulation.figures["step_time_s"]
     return {
         **simulation.figures,
-        "throughput": draft.samples / step_s if step_s else None,
-        **work.per_second(draft, step_s),
+        **work.simulated(config, draft, simulation.figures["step_time_s"]),
         "period_s": period_s(simulation.trace),
         "phases_s": phases_s(simulation.trace),
         "parts_s": parts_s(simulation.trace, simulation.schedule),

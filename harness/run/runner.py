@@ -234,14 +234,15 @@ class Run:
             self.start_tracker(prepared.tracker)
         self.progress.phase("simulating", f"jitter {self.config.jitter:g}" if self.config.jitter else "")
         simulation = prepared.draft.disturbed(self.config.jitter, self.config.seed)
-        self.folder.update(metrics=metrics.simulated(simulation, prepared.draft), trace=TRACE)
+        self.folder.update(metrics=metrics.simulated(simulation, prepared.draft, self.config), trace=TRACE)
         simulation.trace.save(self.folder.path / TRACE)
         self.draw([(f"{self.title}, simulated", simulation.trace)], prepared)
 
     def show_plan(self) -> None:
         """mode=plan: the prediction, a warning where the layer times need one, where the plan is, how to draw it."""
         prepared = self.prepare()
-        self.progress.note(plan_report.prediction(prepared.draft, prepared.profile))
+        done = work.simulated(self.config, prepared.draft, prepared.draft.plan.predicted["step_time_s"])
+        self.progress.note(plan_report.prediction(prepared.draft, prepared.profile, done))
         if note := self.record.manifest["simulation"]["note"]:
             self.progress.note(f"note: {note}")
         self.progress.note(f"plan: {self.folder.path / PLAN}")
@@ -280,7 +281,7 @@ class Run:
         basis = metrics.basis(found.layout, self.config, found.ground.values) | {"profile": found.ground.origin}
         plan, used = found.layout.plan, self.record.manifest | {"simulation": basis}
         self.folder.update(plan=plan.to_json(), predicted=plan.predicted, metrics=found.metrics(), manifest=used)
-        tune.report(found, self.folder.path, self.progress)
+        tune.report(found, self.config, self.folder.path, self.progress)
         if found.interrupted:
             raise KeyboardInterrupt("the search has ended before all was searched, and what it had found is recorded")
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from harness.core.cluster import CLASSES, Cluster, Device
+from harness.core.cluster import MATMULS, Cluster, Device
 from harness.core.model_profile import LayerProfile, ModelProfile, Product
 from harness.core.problem import CannotRun, Fix, Problem, refuse
 from harness.core.value_checks import one_of
@@ -157,7 +157,7 @@ def price_shares(shares: ModelProfile, depths: Sequence[float]) -> ModelProfile:
     A share launches as many kernels as the whole layer. `depths[i]` is that of layer i (`depth`) on the device.
     """
     device = shares.device
-    if not device or not device.wave_elements or shares.times != "analytic":
+    if not device or not device.wave_of(_format(shares)) or shares.times != "analytic":
         return shares
     price = _pricing(shares, device)
     return _timed(shares, [price(*of) for of in zip(shares.layers, depths, strict=True)])
@@ -173,9 +173,9 @@ def are_bounds(profile: ModelProfile, cluster: Cluster) -> bool:
     upper bounds. The peaks of this machine are measured."""
     if profile.times != "analytic" or cluster.name == "local":
         return False
-    device = cluster.device
-    used = {_priced_as(_kernels(product), profile, device) for layer in profile.layers for product in layer.products}
-    return not all(map(device.is_calibrated, used | {"elementwise"}))
+    device, dtype = cluster.device, _format(profile)
+    used = {device.counts_as(_kernels(product), dtype) for layer in profile.layers for product in layer.products}
+    return not all(map(device.is_calibrated, used | {"elementwise", _elementwise(profile)}))
 
 
 def has_times(profile: ModelProfile) -> bool:
@@ -194,14 +194,15 @@ def _timed(profile: ModelProfile, forward_s: Sequence[float]) -> ModelProfile:
 def _pricing(profile: ModelProfile, device: Device) -> Callable[[LayerProfile, float], float]:
     """Returns a function of a layer and its depth (`depth`): the seconds of its forward pass."""
     bandwidth = device.memory_bandwidth * device.efficiency_of(_elementwise(profile))
-    peak = _peak(profile, device)
-    share = {name: device.efficiency_of(_priced_as(name, profile, device)) for name in CLASSES}
+    peak, dtype = _peak(profile, device), _format(profile)
+    share = {name: device.efficiency_of(device.counts_as(name, dtype)) for name in MATMULS}
+    wave = device.wave_of(dtype)
 
     def forward_s(layer: LayerProfile, deep: float) -> float:
-        """Adds half a wave for each matmul: `wave_elements` / 2 elements, two FLOPs for each of its depth."""
+        """Adds half a wave for each matmul: `wave` / 2 elements, two FLOPs for each of its depth."""
         if not _has_work(layer):
             return 0.0
-        compute_s = device.wave_elements * deep / share["matmul"]
+        compute_s = wave * deep / share["matmul"]
         for kernels, flops in _flops(layer, profile.micro_batch).items():
             compute_s += flops / share[kernels]
         bytes_s = (layer.bytes_moved - layer.elementwise_bytes) / bandwidth
@@ -228,12 +229,6 @@ def _kernels(product: Product) -> str:
     return "matmul" if one_pixel else KERNELS.get(product.kind, "matmul")
 
 
-def _priced_as(kernels: str, profile: ModelProfile, device: Device) -> str:
-    """The class whose share of the peak counts for a class of matmuls: in float32 they may have one of its own."""
-    own = _format(profile) == "float32" and kernels != "attention" and "float32" in device.efficiencies
-    return "float32" if own else kernels
-
-
 def _elementwise(profile: ModelProfile) -> str:
     """The class of a model's elementwise kernels: images, where convolutions are at least half of its FLOPs."""
     flops: dict[bool, float] = {True: 0.0, False: 0.0}
@@ -258,18 +253,22 @@ def _peak(profile: ModelProfile, device: Device) -> float:
 
 
 def _numbers(profile: ModelProfile, device: Device) -> str:
-    waves = f", waves of {device.wave_elements} elements" if device.wave_elements else ""
+    dtype = _format(profile)
+    wave = device.wave_of(dtype)
+    waves = f", waves of {wave} elements" if wave else ""
     return (
-        f"{_peak(profile, device) / 1e12:g} TFLOP/s {_format(profile)}, {device.memory_bandwidth / 1e9:g} GB/s, "
-        f"{device.kernel_s * 1e6:g} us a kernel, efficiency {_efficiency(device)}{waves}"
+        f"{_peak(profile, device) / 1e12:g} TFLOP/s {dtype}, {device.memory_bandwidth / 1e9:g} GB/s, "
+        f"{device.kernel_s * 1e6:g} us a kernel, efficiency {_efficiency(device, dtype)}{waves}"
     )
 
 
-def _efficiency(device: Device) -> str:
+def _efficiency(device: Device, dtype: str) -> str:
+    """Those that count in a number format."""
     if not device.efficiencies:
         return f"{device.efficiency:g}"
-    named = [name for name in CLASSES if name in device.efficiencies or name not in ("image", "float32")]
-    return ", ".join(f"{device.efficiency_of(name):g} ({name})" for name in named)
+    named = {name: device.counts_as(name, dtype) for name in MATMULS} | {"elementwise": "elementwise"}
+    named |= {"image": "image"} if "image" in device.efficiencies else {}
+    return ", ".join(f"{device.efficiency_of(kernels):g} ({name})" for name, kernels in named.items())
 
 
 def _without_work(profile: ModelProfile) -> list[Problem]:

@@ -28,8 +28,9 @@ MOST_ROWS = 500
 def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
     """Print the closing table, why points failed, and a line about the whole sweep.
 
-    Of mode=tune over engines it is one table of all schemes, and the last line is the command of the fastest that
-    trains. Below the table is one over the seeds, where points differ in these alone.
+    Of mode=tune over engines it is one table of all schemes, with a line on those that an interrupt has left, and the
+    last line is the command of the fastest that trains. Below the table is one over the seeds, where points differ in
+    these alone.
     """
     console = console or console_of_sweep()
     one_search = tuned_table.is_one_search(rows)
@@ -37,15 +38,19 @@ def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> 
         tuned_table.show(rows, console)
     else:
         _show(rows, console)
-    failed = [(row, row.record) for row in rows if row.record is not None and row.record.status != "ok"]
+    ended_well = ("ok", *(["preempted"] if one_search else []))
+    failed = [(row, row.record) for row in rows if row.record is not None and row.record.status not in ended_well]
     for row, record in failed[:MOST_ROWS]:
         lines = _shortened(record.reason.strip().splitlines()) + ([f"log: {row.log}"] if row.log else [])
-        console.print(Text("\n  ".join([f"{row.point.id} {record.status}", *lines])), soft_wrap=True)
+        who = row.point.values()["engine"] if one_search else row.point.id
+        console.print(Text("\n  ".join([f"{who} {record.status}", *lines])), soft_wrap=True)
     if len(failed) > MOST_ROWS:
         text = f"{len(failed) - MOST_ROWS} further points have failed: their {RECORD} says why"
         console.print(Text(text), soft_wrap=True)
-    last = tuned_table.winner(rows) if one_search else []
-    for line in [*(() if one_search else _tuned(rows)), f"{summary(rows)} ({folder})", *last]:
+    middle, last = (
+        (tuned_table.unfinished(rows, folder), tuned_table.winner(rows)) if one_search else (_tuned(rows), [])
+    )
+    for line in [*middle, f"{summary(rows)} ({folder})", *last]:
         console.print(Text(line), soft_wrap=True)
 
 

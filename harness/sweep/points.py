@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Override, RangeSweep, ValueType
 from hydra.errors import HydraException
 
 from harness.cli import choice_files
-from harness.cli.compose import choices, further, mistyped, session
+from harness.cli.compose import choices, mistyped, session
 from harness.config import registry
 from harness.config.overrides import first_line, read
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem, bare_key, refuse
@@ -211,7 +211,7 @@ def _content(stem: str | None, parser: OverridesParser) -> tuple[Path, dict[Any,
         fixes = ({"+sweeps": near},) if near else ()
         raise CannotRun([Problem("+sweeps", stem, message, fixes)], SWEEP)
     where = Path("sweeps", f"{stem}.yaml")
-    folders = [registry.ROOT, *map(Path, filter(None, [further()]))]
+    folders = [registry.ROOT, *map(Path, filter(None, [registry.further()]))]
     path = next(path for folder in folders if (path := folder / where).exists())
     return path, choice_files.read(path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -52,15 +53,29 @@ def show(rows: Sequence[Row], console: Console) -> None:
 
 
 def _below(rows: Sequence[Row], best: Sequence[Best], left_out: Sequence[str]) -> Iterator[str]:
+    searched = [(found, row.record.config) for row in rows if row.record and (found := tuned_of(row))]
+    yield candidate_table.assumed(searched[0][1], best)
     yield from candidate_table.legend(best)
     if left_out:
         yield f"no room for: {', '.join(left_out)}"
-    for row in rows:
-        if (found := tuned_of(row)) and row.record:
-            reasons = [Reason(**one) for one in found["impossible"]]
-            interrupted = row.record.status == "preempted"
-            lines = candidate_table.summary(Counts(**found["counts"]), reasons, found["left_out"], interrupted)
-            yield f"{row.record.config['engine']['name']}: " + "\n  ".join(lines)
+    for found, config in searched:
+        reasons = [Reason(**one) for one in found["impossible"]]
+        lines = candidate_table.summary(Counts(**found["counts"]), reasons, found["left_out"], interrupted=False)
+        yield f"{config['engine']['name']}: " + "\n  ".join(lines)
+
+
+def unfinished(rows: Sequence[Row], folder: Path) -> Iterator[str]:
+    """The line on a search that was interrupted: engines that were searched in part, and those of which nothing is
+    known."""
+    left = [row for row in rows if row.record is None or row.record.status == "preempted"]
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for row in left:
+        names[tuned_of(row) is not None].append(row.point.values()["engine"])
+    parts = [f"searched in part: {', '.join(names[True])}"] if names[True] else []
+    parts += [f"nothing is known of: {', '.join(names[False])}"] if names[False] else []
+    if left:
+        again = f"the same command with out={folder} searches these alone"
+        yield f"interrupted, others may be faster; {'; '.join(parts)}   -> {again}"
 
 
 def winner(rows: Sequence[Row]) -> list[str]:

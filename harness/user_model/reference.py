@@ -20,6 +20,7 @@ from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from harness.config import registry
 from harness.core.problem import CannotRun, Fix, Problem, spelled
 
 KEY = "model="
@@ -112,8 +113,10 @@ def typed(overrides: Sequence[str]) -> list[str]:
 
 
 def command(overrides: Sequence[str]) -> str:
-    """The shell's command with these overrides; the quotes of `typed` are left out where a path needs none."""
-    return shlex.join(["python", "run.py", *map(_plain, overrides)])
+    """The shell's command with these overrides, and with the user's folder of choices; the quotes of `typed` are left
+    out where a path needs none."""
+    folder = registry.further()
+    return shlex.join(["python", "run.py", *(["--config-dir", folder] if folder else []), *map(_plain, overrides)])
 
 
 def _plain(override: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from analysis.gpu_cases import __main__, cases, fit_images, image_cases, predict, predict_images
 from analysis.gpu_cases.__main__ import error
+from analysis.gpu_cases.image_cases import ImageCase
 from harness.cli.compose import compose
 
 CASES = image_cases.load()
@@ -36,6 +37,18 @@ def test_speeds_that_were_held_back_from_the_fit_are_predicted(gpu: str, median:
     errors = sorted(error(predict_images.step_s(case) / case.step_s) for case in found)
     assert len(errors) >= 4
     assert statistics.median(errors) < median and errors[-1] < worst
+
+
+@pytest.mark.usefixtures("computation")
+def test_an_a100_is_faster_than_a_v100_in_float32_with_few_images_too() -> None:
+    """Float32 takes neither the share nor the waves of matmuls in bfloat16, which made it the slower one."""
+
+    def faster(batch: int) -> float:
+        cases = (ImageCase("", "", gpu, 1, "resnet50", batch, "fp32", 1.0) for gpu in ("v100", "a100_80"))
+        v100, a100 = map(predict_images.step_s, cases)
+        return v100 / a100
+
+    assert 1 < faster(16) <= faster(256) < 2039 / 900, "at most as the bandwidths of their memories"
 
 
 @pytest.mark.full

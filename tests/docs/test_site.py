@@ -71,7 +71,7 @@ def test_a_broken_link_and_a_page_without_a_place_fail(root: Path, page: str, ad
 def test_the_pages_of_keys_have_what_help_has() -> None:
     pages = dict(key_pages.pages())
     assert set(pages) == {*registry.GROUPS, "other"}
-    names = re.findall(r"^ {4}([a-z_]+(?:\.[\w.]+)?)=", help.text(), re.MULTILINE)
+    names = re.findall(r"^ {4}([a-z_]+(?:\.[\w.]+)?)=", help.text([help.ALL]), re.MULTILINE)
     assert len(names) > 100
     assert [name for name in names if not any(f"| `{name}` |" in page for page in pages.values())] == []
     for group, choices, _ in help.groups():

@@ -53,7 +53,7 @@ def test_samples_that_do_not_divide():
     with pytest.raises(NoPlan) as caught:
         plan(dense((64, 128, 32), 12))
     found = caught.value.problem
-    assert row(found) == ("mesh.tensor", 8, ["batch.size=16", "mesh.tensor=4"])
+    assert row(found) == ("mesh.tensor", 8, ["batch.size=16", "mesh.tensor=6"])
     assert "linear_0 (12 samples in a micro-batch, 64 x 128)" in found.message
 
 

@@ -12,6 +12,8 @@ from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.route_to_plan import device_share, with_exchanges
 from harness.simulator.memory_timeline import working_bytes
 from planners.autoddl.planner import AutoDDL, Config
+from planners.megatron import Config as Megatron
+from planners.megatron import build as megatron
 from planners.tensor_parallel_base import total
 from tests.harness.sbp.nets import dense, transformer
 from tests.planners.tensor_parallel_cases import ADAM, cluster, request
@@ -119,11 +121,11 @@ def test_whatever_is_more_than_enough_is_enough():
     ("profile", "devices", "micro_batches", "named", "fixes"),
     [
         (dense((30, 20, 10), 3), 7, 1, "linear_0 (3 samples in a micro-batch, 30 x 20)",
-         ["batch.size=7", "mesh.tensor=1"]),
+         ["batch.size=7", "mesh.tensor=6"]),
         (dense((30, 20, 10), 1), 6, 14, "linear_0 (1 sample in a micro-batch, 30 x 20)",
-         ["batch.size=84", "mesh.tensor=2"]),
+         ["batch.size=84", "mesh.tensor=5"]),
         (transformer(heads=3, hidden=48, samples=1), 4, 1, "attention (3 heads, 1 sample in a micro-batch)",
-         ["batch.size=4", "mesh.tensor=1"]),
+         ["batch.size=4", "mesh.tensor=1 mesh.data=1"]),
         (dense((30, 20, 10), 1), 7, 14, "linear_0 (1 sample in a micro-batch, 30 x 20)",
          ["batch.micro_batches=2", "batch.size=98"]),
     ],
@@ -131,6 +133,23 @@ def test_whatever_is_more_than_enough_is_enough():
 def test_what_cannot_be_split_is_named_with_what_was_tried_and_works(profile, devices, micro_batches, named, fixes):
     found = problem(profile=profile, devices=devices, micro_batches=micro_batches)
     assert row(found) == ("mesh.tensor", devices, fixes) and found.message.endswith(named)
+
+
+@pytest.mark.parametrize(
+    ("heads", "hidden", "devices", "fixes"),
+    [(12, 48, 7, ["mesh.tensor=6"]), (16, 64, 7, ["mesh.tensor=4"]), (15, 60, 8, ["mesh.tensor=5"]),
+     (5, 40, 3, ["mesh.tensor=1 mesh.data=1"])],
+)  # fmt: skip
+def test_the_most_devices_that_divide_a_model_are_offered(heads, hidden, devices, fixes):
+    """And not only those that divide the number that was asked for. There is room for more replicas then, which may be
+    open: the batch is for two, and not for eight."""
+    net = transformer(heads=heads, hidden=hidden, samples=2)
+    with pytest.raises(NoPlan) as caught:
+        megatron(Megatron(dimensions=1)).plan(net, cluster(8), ADAM, request(net, devices, 8))
+    found = caught.value.problem
+    assert row(found)[:2] == ("mesh.tensor", devices) and row(found)[2][-1:] == fixes
+    fixed = replace(request(net, devices, 8), tensor=found.fixes[-1]["mesh.tensor"])
+    assert megatron(Megatron(dimensions=1)).plan(net, cluster(8), ADAM, fixed)
 
 
 def test_devices_that_fill_no_whole_nodes():
@@ -146,7 +165,7 @@ def test_fewer_devices_fill_nodes_equally():
     for local, fewer in ((6, 2), (4, 4), (12, 4)):
         with pytest.raises(NoPlan) as caught:
             AutoDDL(Config()).plan(net, cluster(12, local=local), ADAM, request(net, 12))
-        assert row(caught.value.problem) == ("mesh.tensor", 12, ["batch.size=12", f"mesh.tensor={fewer}"]), local
+        assert row(caught.value.problem) == ("mesh.tensor", 12, ["batch.size=12", f"mesh.tensor={fewer} mesh.data=1"])
 
 
 def test_stages_have_parts_of_the_chain():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import compose
+from harness.config import registry
 from harness.config.overrides import quoted
 from harness.core import run_files
 from harness.core.model_profile import LayerProfile, ModelProfile
@@ -99,7 +99,7 @@ def test_the_users_own_choices(
     for group, text in own.items():
         (tmp_path / "own" / group).mkdir(parents=True)
         (tmp_path / "own" / group / "mine.yaml").write_text(text)
-    monkeypatch.setenv(compose.FURTHER, "")
+    monkeypatch.setenv(registry.FURTHER, "")
     keys = ["mode=plan", "tracker=none", "batch.micro_batches=8", quoted("profile", str(profile)), "slurm.time=5"]
     assert submit.main(["--config-dir", "no", "+sweeps=mine"]) == 2
     assert "--config-dir no   is not a folder" in capsys.readouterr().err
@@ -110,7 +110,7 @@ def test_the_users_own_choices(
         assert states_of(found.folder) == ["ok"], [one.reason for one in point_states.survey(found)[0]]
         if not again:
             (found.run(found.points()[0]) / "record.json").unlink()
-            monkeypatch.setenv(compose.FURTHER, "")  # another shell
+            monkeypatch.setenv(registry.FURTHER, "")  # another shell
             monkeypatch.setenv("SBATCH_EXPORT", "NONE")  # which counts more than what the file says
             assert status.main([str(found.folder), "--only", "missing"]) == 0
     assert "1 point: 1 submitted" in capsys.readouterr().out

@@ -41,11 +41,11 @@ def tune(config: DictConfig, overrides: Sequence[str], folder: Path, progress: P
     return found
 
 
-def report(found: Tuned, folder: Path, progress: Progress) -> None:
+def report(found: Tuned, config: DictConfig, folder: Path, progress: Progress) -> None:
     """Print the simulated candidates of one engine, the fastest first, and the command of the best one."""
     table, left_out = drawn(candidate_table.columns(found.rows), progress.console.width)
     progress.console.print(table)
-    lines = [*candidate_table.legend(found.rows)]
+    lines = [candidate_table.assumed(config, found.rows), *candidate_table.legend(found.rows)]
     lines += [f"no room for: {', '.join(left_out)}"] if left_out else []
     lines += [candidate_table.accuracy(found)]
     lines += candidate_table.summary(found.counts, found.impossible, found.left_out, found.interrupted)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from harness.core.problem import bare_key
 from harness.core.units import AT_MOST, UNKNOWN, UPPER_BOUND, percent, rate, seconds, size
@@ -37,6 +38,20 @@ def columns(rows: Sequence[Best]) -> list[Column]:
         Column("headroom", [_headroom(one) for one in rows], 2, figure=True),
     ]
     return [column for column in found if column.shows or not column.rank]
+
+
+def assumed(config: Mapping[str, Any], rows: Sequence[Best]) -> str:
+    """The precision, the cluster and its values for which figures are, as the user types them; where speeds are bounds
+    though the cluster has efficiencies, the values that have them."""
+    numbers, cluster = config["precision"], config["cluster"]
+    matmuls = numbers["autocast"] or ("tf32" if numbers["tf32"] else "")
+    formats = f"{numbers['dtype']}, matmuls in {matmuls}" if matmuls else numbers["dtype"]
+    text = f"for precision={numbers['name']} ({formats}), cluster={cluster['name']}"
+    if cluster["name"] == "local":
+        return text
+    known = any(value is not None for key, value in cluster["effective"].items() if key.endswith("efficiency"))
+    advised = known and cluster["values"] != "effective" and any(one.upper_bound for one in rows)
+    return f"{text}, cluster.values={cluster['values']}{'   -> cluster.values=effective' if advised else ''}"
 
 
 def legend(rows: Sequence[Best]) -> Iterator[str]:

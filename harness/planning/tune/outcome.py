@@ -57,9 +57,7 @@ def row(tuner: Tuner, line: Line, draft: Draft) -> Best:
     one, figures = line.candidate, draft.plan.predicted
     scheme, ground = tuner.by_settings[one.settings], tuner.grounds[one.micro_batch]
     step_s = float(figures["step_time_s"])
-    samples_per_s = one.batch / step_s if step_s else None
-    tokens = work.tokens_per_sample(ground.profile)
-    threads = work.threads(scheme.config) if draft.cluster.cores else 1
+    done = work.simulated(scheme.config, draft, step_s)
     return Best(
         scheme.kind,
         one.mesh.pipeline,
@@ -69,9 +67,9 @@ def row(tuner: Tuner, line: Line, draft: Draft) -> Best:
         one.micro_batches,
         scheme.recomputation,
         step_s,
-        samples_per_s,
-        samples_per_s * tokens / one.mesh.size if samples_per_s and tokens else None,
-        work.per_second(draft, step_s, threads)["percent_of_peak"],
+        done["throughput"],
+        done["tokens_per_s_per_device"],
+        done["percent_of_peak"],
         max(figures["peak_memory_bytes"]),
         line.memory_limit_bytes or 0,
         tuple(one.overrides(scheme.config, tuner.overrides, scheme.engine.capabilities)),

@@ -154,6 +154,13 @@ CASES = {
     ],
     "precision and optimizer": [
         "precision=fp16",
+        "engine=single precision=fp16",
+        "engine=ddp mesh.data=2 precision=fp16",
+        "engine=ddp mesh.data=2 precision.dtype=float16",
+        "engine=fsdp mesh.data=2 precision=fp16",
+        "engine=sbp model=gpt planner=megatron precision=fp16",
+        "engine=ddp cluster=summit mesh.data=2 precision=fp16 costs=analytic",
+        "engine=fsdp cluster=dgx_a100_40 precision=fp16 costs=analytic",
         "precision.autocast=float64",
         "engine=deepspeed precision=fp16",
         "engine=deepspeed precision=bf16",
@@ -190,6 +197,9 @@ CASES = {
         "engine=sbp model=gpt planner=autoddl planner.seed=3",
         "engine=sbp model=gpt planner=strategies planner.strategies=[block*:1x1x2]",
         "engine=sbp model=gpt planner=megatron mesh.tensor=3 cluster.devices=3",
+        "mode=plan engine=sbp model=gpt planner=megatron cluster=dgx_a100_40 costs=measured mesh.tensor=7",
+        "mode=plan engine=deepspeed model=gpt planner=megatron planner.dimensions=1 cluster=dgx_a100_40 costs=measured "
+        "mesh.pipeline=1 mesh.tensor=7 batch.size=4 batch.micro_batches=4",
         "engine=periodic",
         "engine=periodic planner=madpipe planner.allocation=best",
         "engine=periodic planner=madpipe planner.duplex=full cluster=madpipe mesh.pipeline=2",

@@ -45,6 +45,29 @@ def test_formats_that_engine_and_devices_have(overrides: str, fixes: list[str]) 
     assert instead(*described, *overrides.split()) == fixes
 
 
+@pytest.mark.parametrize(
+    ("overrides", "fixes"),
+    [
+        ("engine=ddp", ["precision=fp32", "precision=mixed precision.autocast=float16 precision.grad_scaler=true"]),
+        ("engine=ddp cluster=summit",
+         ["precision=mixed precision.autocast=float16 precision.grad_scaler=true", "precision=fp32"]),
+        ("engine=ddp cluster=summit mode=tune", ["precision=fp32"]),
+        ("engine=fsdp cluster=dgx_a100_80", ["precision=mixed", "precision=fp32"]),
+        ("engine=fsdp cluster=summit", ["precision=fp32"]),
+        ("engine=pipeline", ["precision=fp32", "precision=mixed"]),
+    ],
+)  # fmt: skip
+def test_in_the_place_of_weights_in_float16(overrides: str, fixes: list[str]) -> None:
+    """Float16 under autocast with scaled losses, or bfloat16 there; each is accepted."""
+    given = ["mode=plan", "precision=fp16", *overrides.split()]
+    can = registry.build("engine", compose(given).engine).capabilities
+    (problem,) = request.request(compose(given), can, None)
+    assert (problem.key, list(map(typed, problem.fixes))) == ("precision", fixes)
+    for fix in problem.fixes:
+        left = compose(apply(given, fix))
+        assert not request.request(left, can, None) and not request.notes(left, can)
+
+
 MEASURED = {"float32": 15e12, "float16": 112e12, "bfloat16": 2e12}
 """A V100 computes in bfloat16 by way of float32."""
 

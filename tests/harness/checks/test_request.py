@@ -73,7 +73,7 @@ def test_all_problems_at_once_in_a_fixed_order():
         ("mesh.pipeline", 16, ["mesh.pipeline=8"]),
         ("batch.micro_batches", 7, ["batch.micro_batches=8", "batch.micro_batches=4"]),
         ("cluster", "flat", ["mode=simulate", "cluster=local"]),
-        ("precision.dtype", "float16", ["precision.dtype=float32"]),
+        ("precision.dtype", "float16", ["precision.dtype=float32", "precision=mixed"]),
     ]
 
 

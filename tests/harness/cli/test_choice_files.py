@@ -10,6 +10,7 @@ import pytest
 from harness.cli import choice_files
 from harness.cli import compose as compose_module
 from harness.cli.compose import compose, search
+from harness.config import registry
 from harness.core.problem import CannotRun, Problem
 from tests.problems import refused
 
@@ -17,7 +18,7 @@ from tests.problems import refused
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder, of this test alone."""
-    monkeypatch.setenv(compose_module.FURTHER, str(tmp_path))
+    monkeypatch.setenv(registry.FURTHER, str(tmp_path))
     search(str(tmp_path))
     compose_module._composed.cache_clear()
     return tmp_path

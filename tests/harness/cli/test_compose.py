@@ -193,7 +193,7 @@ def test_momentum_is_sgds() -> None:
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
-        ("xyzzy=3", "python run.py --help lists every key"),
+        ("xyzzy=3", "python run.py --help all lists every key"),
         ("batch.sise=x", "batch.size=..."),
         ("batch=3", "batch.size=..."),
         ("batch={sise: 3}", "batch.size=..."),

@@ -208,8 +208,9 @@ def test_slow_devices_are_among_those_of_the_cluster():
 
 
 def test_a_wave_has_elements():
-    wrong = problems(name="f", devices=1, memory_gb=1, bandwidth_gb_s=1, wave_elements=0)
-    assert wrong == [("cluster.wave_elements", 0, ["cluster.wave_elements=1"])]
+    for key in ("wave_elements", "float32_wave_elements"):
+        wrong = problems(name="f", devices=1, memory_gb=1, bandwidth_gb_s=1, **{key: 0})
+        assert wrong == [(f"cluster.{key}", 0, [f"cluster.{key}=1"])]
 
 
 def test_a_described_cluster_must_be_described():

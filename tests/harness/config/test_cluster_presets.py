@@ -124,7 +124,32 @@ def test_with_tf32_the_share_of_the_peak_is_that_of_tf32(name, values):
     without, with_tf32 = (
         composed(f"cluster={name}", f"cluster.values={values}", *more).device for more in ((), ("precision.tf32=true",))
     )
-    assert "float32" not in without.efficiencies and with_tf32.efficiencies["float32"] == 0.513
+    v100 = composed("cluster=dgx1_v100").device
+    assert without.efficiencies["float32"] == v100.efficiencies["float32"], "without tensor cores"
+    assert with_tf32.efficiencies["float32"] == 0.513
+
+
+@pytest.mark.parametrize("name", ["dgx_a100_40", "dgx_a100_80", "dgx_h100"])
+def test_with_tf32_waves_are_those_of_tensor_cores(name):
+    """Tiles of 256 x 128 elements on tensor cores, of 128 x 128 without."""
+    without, with_tf32 = (composed(f"cluster={name}", *more).device for more in ((), ("precision.tf32=true",)))
+    assert 2 * without.wave_of("float32") == without.wave_of("bfloat16") == with_tf32.wave_of("float32")
+    typed = composed(f"cluster={name}", "precision.tf32=true", "cluster.float32_wave_elements=5").device
+    assert typed.wave_of("float32") == 5
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "cluster").glob("*.yaml")))
+def test_what_is_fitted_on_tensor_cores_is_not_taken_for_float32(name):
+    """A device that is much faster in a format of two bytes has a share of float32, and one of tf32, next to those of
+    classes of matmuls."""
+    group = compose([f"cluster={name}"]).cluster
+    peaks = group.peak_tflops
+    if max(peaks.float16 or 0, peaks.bfloat16 or 0) <= 2.1 * (peaks.float32 or 1e9):
+        return
+    shares = ["float32_efficiency", *(["tf32_efficiency"] if peaks.tf32 else [])]
+    for part in (group, group.effective):
+        if part.matmul_efficiency is not None:
+            assert None not in [part[share] for share in shares], f"{name} takes those of tensor cores"
 
 
 @pytest.mark.parametrize(("name", "values"), [("dgx_a100_80", "nominal"), ("gcp_a100", "effective")])

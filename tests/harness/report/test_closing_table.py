@@ -249,7 +249,7 @@ def test_a_simulated_number_is_not_taken_for_a_measured_one(tmp_path: Path) -> N
 def test_percent_of_peak_has_a_row_where_it_is_known() -> None:
     both = {"percent_of_peak": 25.0, "data_sheet_percent_of_peak": 20.0}
     found = rows(record(metrics={**record().metrics, **both}))
-    assert ["of the devices' peak", "25 %"] in found and ["of their data sheet's peak", "20 %"] in found
+    assert ["of devices' peak (MFU)", "25 %"] in found and ["of their data sheet's peak", "20 %"] in found
 
 
 def test_the_hardware_has_a_row_where_something_is_recomputed() -> None:
@@ -288,7 +288,9 @@ def test_anything_may_be_null() -> None:
 
 
 def test_tokens_have_a_row_where_there_are_some() -> None:
-    assert ["tokens", "40,960 tokens/s"] in rows(record(metrics={**record().metrics, "tokens_per_s": 40960.0}))
+    both = {"tokens_per_s": 40960.0, "tokens_per_s_per_device": 20480.0}
+    found = rows(record(metrics={**record().metrics, **both}))
+    assert ["tokens", "40,960 tokens/s"] in found and ["of each device", "20,480 tokens/s"] in found
 
 
 def test_summary_is_one_line() -> None:

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from harness.core.cluster import Cluster, Device
 from harness.core.memory_model import MemoryModel
-from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.model_profile import LayerProfile, ModelProfile, Product
 from harness.core.plan import Mesh, Plan
 from harness.host.devices import Kind
 from harness.planning.draft import Draft
@@ -116,11 +116,30 @@ def test_the_hardware_does_what_is_recomputed_too() -> None:
 
 def test_simulated_figures_have_no_loss_but_peaks() -> None:
     made = draft()
-    found = metrics.simulated(made.simulation, made)
+    found = metrics.simulated(made.simulation, made, config())
     assert found["loss"] is None
     assert found["throughput"] == pytest.approx(12 / found["step_time_s"])
     assert [peak["device"] for peak in found["peaks"]] == [0, 1]
     assert "predicted_over_measured" not in found
+
+
+def test_tokens_are_those_of_each_device_too() -> None:
+    """Twelve samples of eight tokens each on two devices."""
+    words = LayerProfile("e", 1.0, 2.0, flops=1e9, products=(Product("", "embedding", 8, 100, 4),))
+    made = draft(profile=replace(PROFILE, layers=(words, PROFILE.layers[1])))
+    found = metrics.simulated(made.simulation, made, config())
+    assert found["tokens_per_s"] == pytest.approx(96 / found["step_time_s"])
+    assert found["tokens_per_s_per_device"] == found["tokens_per_s"] / 2
+    assert metrics.simulated(made.simulation, draft(), config())["tokens_per_s_per_device"] is None
+    real = metrics.measured(RESULT | {"tokens_per_s": 50.0}, made, config(), "cpu")
+    assert real["tokens_per_s_per_device"] == 25.0
+
+
+@pytest.mark.parametrize(("cores", "share"), [(0.0, 1.0), (2.0, 0.5)])
+def test_cpu_devices_have_the_threads_of_their_engine_in_simulations(cores: float, share: float) -> None:
+    made = draft(cluster=replace(CLUSTER, cores=cores))
+    one, two = (metrics.simulated(made.simulation, made, config(count))["percent_of_peak"] for count in (1, 2))
+    assert two == pytest.approx(share * one)
 
 
 def test_what_numbers_rest_on() -> None:

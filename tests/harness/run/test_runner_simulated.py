@@ -15,13 +15,16 @@ import pytest
 from harness.cli.compose import compose
 from harness.config.overrides import quoted
 from harness.core.cluster import Cluster, Device, Link
-from harness.core.model_profile import LayerProfile, LayerTimes, ModelProfile, Skip
+from harness.core.model_profile import LayerProfile, LayerTimes, ModelProfile, Product, Skip
 from harness.core.record import RunRecord
 from harness.core.trace import Trace
+from harness.core.units import percent, rate
 from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.launch.supervisor import Outcome, WorkerFailed
 from harness.measure.torch_trace import NODE, PREFIX
+from harness.planning import prepare
+from harness.planning.profiles import Profiles
 from harness.run import runner
 from tests.problems import row
 
@@ -215,6 +218,23 @@ def test_a_model_is_counted_once_and_priced_on_the_described_device(
     assert len([path for path in (cache / "profiles").iterdir() if "unet-4-" in path.name]) == 1
 
 
+@pytest.mark.parametrize("mode", ["plan", "simulate"])
+def test_speeds_of_each_device_are_printed(tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a described cluster: four tokens of each of 16 samples, and what the devices reach of their peak."""
+    words = replace(LAYER, products=(Product("", "embedding", 4, 10, 8),))
+    replace(PROFILE, layers=(words, *PROFILE.layers[1:])).save(tmp_path / "p.json")
+    file = quoted("profile", str(tmp_path / "p.json"))
+    record = run(tmp_path / "run", f"mode={mode}", file, *FLAT, *KNOWN, "costs=analytic", "batch.size=16")
+    step_s = record.predicted["step_time_s"]
+    tokens, share = rate(16 * 4 / step_s / 4, "tokens/s"), percent(16 / 2 * 3 * 8e9 / step_s / 4e13)
+    out = capsys.readouterr().out
+    if mode == "plan":
+        assert f" samples/s, {tokens} per device, MFU {share}\n" in out
+    else:
+        assert re.search(rf"of each device +{re.escape(tokens)}\n", out)
+        assert re.search(rf"of devices' peak \(MFU\) +{re.escape(share)}\n", out)
+
+
 @pytest.mark.usefixtures("commands")
 def test_a_profile_from_a_trace_of_torch_profiler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two passes of three layers, each operator with its node in the backward pass."""
@@ -372,3 +392,25 @@ def test_this_machine_is_measured_once(
     assert both.knows_processes and both.device == device
     simulate(tmp_path / "d", *typed, "engine=pipeline")
     assert "measuring this machine" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "parts"),
+    [(["mode=profile"], "threads"), (["mode=profile", "remeasure=true"], "threads"), (["mode=plan"], "all")],
+)
+def test_a_profile_needs_nothing_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], parts: str
+) -> None:
+    """Whatever the engine is: it is of none."""
+    asked: list[str] = []
+
+    def measure(folder: Path, title: str, limit_s: float, kind: str, tf32: bool, parts: str) -> Machine:
+        asked.append(parts)
+        return Machine(PEAKS, Link(1e-5, 1e-9), None, 1.8, 0.0 if parts == "threads" else 1.8)
+
+    monkeypatch.setenv("REGATTA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(prepare.supervisor, "measure_machine", measure)
+    monkeypatch.setattr(Profiles, "made", lambda self, origin: replace(PROFILE, model="unet", device=PEAKS))
+    keys = ["engine=ddp", "cluster.device=cpu", "cluster.devices=2", "cluster.task_s=1e-3", "batch.size=32"]
+    record = run(tmp_path / "run", *typed, *keys)
+    assert (record.status, asked) == ("ok", [parts]), record.reason

@@ -323,11 +323,27 @@ def test_speeds_are_bounds_where_a_class_of_kernels_is_not_calibrated():
     assert not bounds("conv", times="measured") and not bounds("conv", name="local")
 
 
+def test_speeds_are_bounds_in_formats_that_are_not_calibrated():
+    """With a share of its own for float32 those of the classes are of float16 and bfloat16."""
+
+    def bounds(kind: str, dtype: str, autocast: str | None = None, **shares: float) -> bool:
+        layer = LayerProfile("l", 1.0, 2.0, 2.0, products=(Product("p", kind),))
+        profile = ModelProfile((layer,), "m", 1, dtype, times="analytic", autocast=autocast)
+        efficiencies = {"matmul": 0.8, "attention": 0.5, "elementwise": 0.3} | shares
+        return layer_times.are_bounds(profile, Cluster("mine", device=Device("d", efficiencies=efficiencies)))
+
+    assert not bounds("linear", "float32") and not bounds("linear", "float64"), "of every format"
+    assert bounds("linear", "float32", float32=1.0), "1 is the share of the data sheet"
+    assert not bounds("linear", "float32", float32=0.9) and bounds("attention", "float32", float32=0.9)
+    assert not bounds("attention", "bfloat16", float32=1.0) and not bounds("linear", "float32", "bfloat16", float32=1.0)
+    assert bounds("linear", "float64", float32=0.9)
+
+
 def seconds(kind: str, dtype: str = "float16", **shares: float) -> float:
     """Of a layer with one FLOP and one byte by elementwise kernels, on a device where each takes a second."""
     product = Product("p", kind, 1, 72, 4, image=(8, 2, 2)) if kind == "conv" else Product("p", kind, 1, 8, 4)
     layer = LayerProfile("l", flops=1.0, bytes_moved=1, elementwise_bytes=1, products=(product,), kernels=0)
-    device = Device("d", 1, {"float16": 1.0, "float32": 1.0}, 1.0, efficiencies=shares)
+    device = Device("d", 1, {"float16": 1.0, "float32": 1.0, "float64": 1.0}, 1.0, efficiencies=shares)
     return layer_times.analytic(ModelProfile((layer,), "m", 1, dtype), device).layers[0].forward_s
 
 
@@ -354,6 +370,25 @@ def test_matmuls_in_float32_have_a_share_of_their_own():
     for kind, others in (("linear", 2), ("conv", 4)):
         assert seconds(kind, "float32", **shares, float32=0.8) == 1.25 + 1
         assert seconds(kind, "float32", **shares) == seconds(kind, "float16", **shares, float32=0.8) == others + 1
+
+
+def test_no_format_takes_the_share_of_another_one():
+    """Attention has none in float32, nothing has one in float64: what is left is that of the device."""
+    shares = {"matmul": 0.5, "attention": 0.25, "elementwise": 1.0, "float32": 0.8}
+    assert [seconds("attention", dtype, **shares) for dtype in ("float16", "float32")] == [4 + 1, 1 + 1]
+    assert [seconds("linear", dtype, **shares) for dtype in ("float16", "float64")] == [2 + 1, 1 + 1]
+
+
+def test_waves_of_float32_are_its_own():
+    """Each of a wave's elements is three multiplications and additions: half a wave of 20 are 60 FLOPs."""
+    layer = LayerProfile("l", flops=36.0, products=(Product("p", "linear", 1, 3, 6),), kernels=0)
+    device = Device("d", 1, {"float16": 1.0, "float32": 1.0}, 1.0, wave_elements=20, float32_wave_elements=10)
+
+    def times(dtype: str, of: Device) -> float:
+        return layer_times.analytic(ModelProfile((layer,), "m", 1, dtype), of).layers[0].forward_s
+
+    assert (times("float16", device), times("float32", device)) == (36 + 60, 36 + 30)
+    assert times("float32", replace(device, float32_wave_elements=0)) == 36 + 60, "else those of all"
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from rich.console import Console
 
-from harness.core.record import RunRecord
+from harness.cli.compose import compose
+from harness.core.record import RunRecord, Status
 from harness.sweep import closing
 from harness.sweep.points import Point
 from harness.sweep.row import Row
+from tests.harness.planning.tune.nets import FLAT, tuned
 from tests.harness.report.test_run_notes import ran
 
 
@@ -39,3 +43,44 @@ def test_a_table_of_very_many_points_shows_some(tmp_path: Path, monkeypatch: pyt
     output = io.StringIO()
     closing.close(rows, tmp_path, Console(file=output, width=100))
     assert output.getvalue().count("oom\n  why") == 1 and "1 further points have failed" in output.getvalue()
+
+
+def searched(folder: Path, engine: str, status: Status | None, found: bool = True) -> Row:
+    """A search over one engine; without a status it has not begun."""
+    typed = [f"engine={engine}", "batch.size=64", "batch.micro_batches=8"]
+    row = Row(Point.of(["mode=tune", *FLAT, *typed]))
+    if status:
+        config: Any = OmegaConf.to_container(compose(row.point.overrides))
+        metrics = tuned(folder, *typed).metrics() if found else {}
+        row.record = RunRecord(engine, status, "simulated", reason="a reason", config=config, metrics=metrics)
+    return row
+
+
+def printed(rows: list[Row]) -> list[str]:
+    console = Console(file=io.StringIO(), width=160)
+    closing.close(rows, Path("runs/tuned"), console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.usefixtures("computation")
+def test_an_interrupted_search_is_one_table_and_a_line_on_what_is_not_finished(tmp_path: Path) -> None:
+    rows = [
+        searched(tmp_path, "ddp", "ok"),
+        searched(tmp_path, "gpipe", "preempted"),
+        searched(tmp_path, "myelin", "preempted", found=False),
+        searched(tmp_path, "sbp", None),
+    ]
+    lines = printed(rows)
+    assert sum(line.startswith("scheme ") for line in lines) == 1 and not any("a reason" in line for line in lines)
+    (line,) = (line for line in lines if "interrupted" in line)
+    assert "; searched in part: gpipe; nothing is known of: myelin, sbp   -> " in line and "out=runs/tuned" in line
+    assert lines[-1].startswith("python run.py mode=simulate ")
+    assert any(line.startswith("4 points: 1 ok, 1 not run, 2 preempted (") for line in lines)
+
+
+@pytest.mark.usefixtures("computation")
+def test_a_search_that_is_finished_has_no_such_line_and_one_that_failed_its_reason(tmp_path: Path) -> None:
+    lines = printed([searched(tmp_path, "ddp", "ok"), searched(tmp_path, "sbp", "infeasible", found=False)])
+    assert not any("interrupted" in line for line in lines)
+    assert sum("a reason" in line for line in lines) == 1

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import compose as composing
 from harness.cli import help
 from harness.cli.compose import compose
+from harness.config import registry
 from harness.core.problem import CannotRun
 from harness.user_model import reference, sources
 from tests.harness.user_model import nets
@@ -83,15 +83,14 @@ def test_help_has_the_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_whole_page_names_it() -> None:
-    page = help.text()
-    assert "model=net.py:build" in page and "model.vocabulary=null" in page
+    assert "model=net.py:build" in help.text() and "model.vocabulary=null" in help.text([help.ALL])
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for --config-dir, where nets.py is."""
     (tmp_path / "model").mkdir()
-    monkeypatch.setenv(composing.FURTHER, str(tmp_path))
+    monkeypatch.setenv(registry.FURTHER, str(tmp_path))
     nets.write(tmp_path, TYPED)
     return tmp_path
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from harness.cli.compose import compose
+from harness.config import registry
 from harness.core.problem import CannotRun
 from harness.sweep.points import expand
 from harness.user_model import reference
@@ -178,3 +179,10 @@ def test_a_command_has_no_quotes_that_are_not_needed(name: str, shown: str, tmp_
     command = reference.command(overrides)
     assert command == f"python run.py engine=ddp {shown.format(place=place)} model.width=8"
     assert reference.typed(shlex.split(command)[2:]) == overrides
+
+
+def test_a_command_has_the_folder_of_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of --config-dir: without it cluster=mine would be none."""
+    monkeypatch.setenv(registry.FURTHER, f"{tmp_path}/my own")
+    words = shlex.split(reference.command(["cluster=mine"]))
+    assert words == ["python", "run.py", "--config-dir", f"{tmp_path}/my own", "cluster=mine"]

@@ -172,13 +172,18 @@ def test_links_that_are_not_equal_give_no_bound_of_whole_stages() -> None:
     assert predicted["least_s"] is None and predicted["least_of_any_s"] <= predicted["period_s"]
 
 
+@pytest.mark.full
 def test_layers_of_long_chains_run_apart_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 layers, of which 8 take next to no time, on three devices: at most 3 blocks on each."""
+    """16 layers, of which 8 take next to no time, on three devices: at most 3 blocks on each. The search ends by its
+    proof, in four seconds, and not by its limit, however slow the machine is."""
     monkeypatch.setattr(period_search, "SMALL_DEVICE", 3)
     small = LayerProfile("small", 1e-5, 1e-5, output_bytes=1000)
     layers = [replace(small, name=f"{one.name}.{part}") if part else one for one in NETWORK.layers for part in range(2)]
     long, some = replace(NETWORK, layers=tuple(layers)), cluster(1500)
-    apart, whole = (build(Config(atomic=atomic)).plan(long, some, MEMORY, REQUEST) for atomic in (False, True))
+    apart, whole = (
+        build(Config(atomic=atomic, limit_s=600)).plan(long, some, MEMORY, REQUEST) for atomic in (False, True)
+    )
+    assert apart.predicted["finished"] and whole.predicted["finished"]
     assert apart.predicted["period_s"] < 0.95 * whole.predicted["period_s"]
     counts = Counter(stage.device for stage in apart.stages)
     assert sum(stage.layers for stage in apart.stages) == 16 and max(counts.values()) <= 3

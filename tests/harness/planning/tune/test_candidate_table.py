@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.compose import compose
 from harness.planning.tune import candidate_table
 from harness.planning.tune.result import Counts, Reason
 from tests.harness.planning.tune.nets import tuned
@@ -49,6 +50,26 @@ def test_a_speed_that_is_an_upper_bound_is_marked(tmp_path: Path) -> None:
     cells = {column.name: column.cells for column in candidate_table.columns([row])}
     assert cells["samples/s"] == ["<=50"] and "tokens/s per device" not in cells
     assert "<= upper bound: not calibrated" in candidate_table.legend([row])
+
+
+@pytest.mark.usefixtures("computation")
+@pytest.mark.parametrize(
+    ("typed", "assumed"),
+    [
+        (["cluster=flat"], "precision=fp32 (float32), cluster=flat, cluster.values=nominal"),
+        (["precision=mixed"], "precision=mixed (float32, matmuls in bfloat16), cluster=local"),
+        (["precision.tf32=true"], "precision=fp32 (float32, matmuls in tf32), cluster=local"),
+        (["precision=bf16", "cluster=gcp_a100"],
+         "precision=bf16 (bfloat16), cluster=gcp_a100, cluster.values=nominal   -> cluster.values=effective"),
+        (["cluster=gcp_a100", "cluster.values=effective"],
+         "precision=fp32 (float32), cluster=gcp_a100, cluster.values=effective"),
+    ],
+)  # fmt: skip
+def test_what_figures_are_for_is_said(typed: list[str], assumed: str, tmp_path: Path) -> None:
+    row = tuned(tmp_path, "engine=ddp", "batch.size=64", "batch.micro_batches=8").rows[0]
+    bound = replace(row, upper_bound=True)
+    assert candidate_table.assumed(compose(typed), [row, bound]) == f"for {assumed}"
+    assert "->" not in candidate_table.assumed(compose(typed), [row])
 
 
 def test_outcomes_add_up_and_say_why() -> None:
