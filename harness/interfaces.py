@@ -164,6 +164,8 @@ class Capabilities:
     """Weights without a dimension."""
     empty: bool = True
     """Weights without elements."""
+    changed_weights: bool = True
+    """Weights that a forward pass changes."""
     complex_weights: bool = True
     integer_weights: bool = True
     strided_weights: bool = True

@@ -114,6 +114,21 @@ def test_the_module_loads_what_a_pipeline_has_learned(engine: str, tmp_path: Pat
     assert losses(tmp_path / "run") == pytest.approx(found, rel=1e-12) and len(found) == 4
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_passes_leave_in_modules_is_in_a_checkpoint(replicas: int, tmp_path: Path, commands: None) -> None:
+    """Numbers, lists and tensors in attributes, buffers that no state dict has or has a mean of, Python's generator."""
+    nets.write(tmp_path, nets.STATEFUL)
+    typed = [f"model={tmp_path}/net.py:build", "batch.size=8", "precision=fp64", "tracker=none", "cluster.devices=2"]
+    typed += ["engine=ddp", f"mesh.data={replicas}", "batch.micro_batches=2", "warmup=1", "steps=3"]
+    typed += ["launch.checkpoint_every=2", f"out={tmp_path}/run"]
+    assert run.main(typed, {}) == 0
+    found = losses(tmp_path / "run")
+    (tmp_path / "run" / RECORD).unlink()
+    (tmp_path / "run" / CHECKPOINTS / "step-4.pt").unlink()
+    assert run.main(typed, {}) == 0
+    assert losses(tmp_path / "run") == found and len(set(found)) == 4
+
+
 def test_the_parent_does_not_import_torch(here: Path, commands: None) -> None:
     """Nor the user's file, where its source is enough."""
     code = "import sys, run; code = run.main(sys.argv[1:]); sys.exit('torch' if 'torch' in sys.modules else code)"

@@ -88,6 +88,7 @@ class FSDPEngine(Engine):
         sparse=False,
         scalars=False,
         empty=False,
+        changed_weights=False,  # gathered for the pass alone
         complex_weights=False,
         strided_weights=False,
         channels_last=False,

@@ -141,8 +141,11 @@ def _restore(module: nn.Module, parameters: dict[str, Any], buffers: dict[str, A
     vars(module).update(plain)
 
 
-def run_for_real(module: nn.Module, args: Any, kwargs: Any, pretender: Pretender) -> Any:
-    """What a module gives for random weights and inputs, as fake tensors: of one whose operations depend on values.
+def run_for_real(
+    module: nn.Module, args: Any, kwargs: Any, pretender: Pretender
+) -> tuple[Any, dict[tuple[nn.Module, str], Tensor]]:
+    """What a module gives for random weights and inputs, as fake tensors, and those that it leaves in attributes: of
+    one whose operations depend on values.
 
     Called within `pretended`, outside of its mode. The largest of these modules must fit into memory.
     """
@@ -163,9 +166,15 @@ def run_for_real(module: nn.Module, args: Any, kwargs: Any, pretender: Pretender
     grad = torch.is_grad_enabled()
     state = {name: real(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     given = [built(template(values, real), _itself) for values in (args, kwargs)]
+    before = {each: plain_attributes(each) for each in module.modules()}
     with torch.no_grad():
         result = torch.func.functional_call(module, state, *given)
-    return built(template(result, fake), _itself)
+    left = {}
+    for each, attributes in before.items():
+        for name, value in plain_attributes(each).items():
+            if isinstance(value, Tensor) and value is not attributes.get(name):
+                vars(each)[name] = left[each, name] = fake(value)
+    return built(template(result, fake), _itself), left
 
 
 def _itself(value: Any) -> Any:

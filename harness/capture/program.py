@@ -23,7 +23,7 @@ from harness.capture.agreement import Follows, Limit, Samples, Scaled, Training,
 from harness.capture.chain import Part
 from harness.capture.graph import Graph
 from harness.capture.structure import Nest, Ref, places, refs
-from harness.capture.trace import Item, State, Step, Uncapturable, used
+from harness.capture.trace import Call, Item, State, Step, Uncapturable, used
 
 BUILT_IN = (int, bool, str, bytes, type(None))
 WHERES: WeakKeyDictionary[CodeType, dict[int, tuple[str, int]]] = WeakKeyDictionary()
@@ -113,6 +113,8 @@ class Program:
         self._where = node.where
         function = self._object(node.function) if isinstance(node, Step) else module_place(node.path)
         call = f"{function}({self._arguments(node.args, node.kwargs)})"
+        if isinstance(node, Call) and node.leaves:
+            call = f"({', '.join([call, *map(place, node.leaves)])})"
         found = [(path, leaf.number) for path, leaf in places(node.result) if isinstance(leaf, Ref)]
         found = [(path, number) for path, number in found if not self.graph.is_held(self.graph.values[number])]
         if not found:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,13 +16,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,14 +26,14 @@ from harness.capture.known_values import READS, KnownValues
 from harness.capture.pretend import CPU, Pretender, pretended, run_for_real
 from harness.capture.python_state import generators, numbers_changed, plain_attributes
 from harness.capture.structure import Ref, built, template, tensors
-from harness.capture.trace import Call, State, Step, Trace, Uncapturable, Value, is_library, line_of, user_line
+from harness.capture.trace import Call, State, Step, Trace, Uncapturable, Value, line_of, prevented, user_line
 
 FLOPS_FOR_A_BYTE = 5
 """A CPU core computes about so many floating-point operations in the time in which it moves a byte."""
 STATISTICS = ("batch_norm", "instance_norm")
 """Functions that change running statistics without counting it."""
 PASSED_ON = ("register_hook", "retain_grad", "__setitem__", "__set__", "__delitem__")
-"""Functions that matter though they return no tensor."""
+"""Functions that change their first argument in a way that its version does not show: `weight.data = ...`."""
 NOT_FAKE = (RuntimeError, TypeError, ValueError)
 """What fake tensors raise where values are needed: a branch on one, .item(), .numpy()."""
 
@@ -140,7 +133,9 @@ class Recorder(TorchFunctionMode):
             result = torch.ops.aten.alias(result)  # contiguous, to, dropout: other passes may give another tensor
         if getattr(name, "__name__", "") in STATISTICS:
             mutated += [t for t in given if not t.requires_grad and id(t) in self.places]
-        if not (tensors(result) or mutated or getattr(name, "__name__", "") in PASSED_ON):
+        if getattr(name, "__name__", "") in PASSED_ON:
+            mutated += [t for t in given[:1] if not any(t is one for one in mutated)]
+        if not (tensors(result) or mutated):
             return result
         if known and not random:
             self.known.extend(run, args, kwargs, result)
@@ -179,19 +174,20 @@ class Recorder(TorchFunctionMode):
             result = self._opaque(call, error, args, kwargs)
         finally:
             self.current = parent
-        call.result = template(result, self._made if call.opaque else self._leaf)
+        if not call.opaque:
+            call.result = self._template(result)
         parent.items.append(call)
         return result
 
     def _opaque(self, call: Call, error: Exception, args: Any, kwargs: Any) -> Any:
-        """The result of a module whose own Python code needs values: it stays whole. Raises `error` for the model
-        itself, and for most of it."""
+        """The result of a module whose own Python code needs values, with what it leaves in attributes: it stays whole.
+        Raises `error` for the model itself, and for most of it."""
         if self._is_most(call.module):
             raise error
         self.off = True
         try:
             with unset_fake_temporarily():
-                result = run_for_real(call.module, args, kwargs, self.pretender)
+                result, left = run_for_real(call.module, args, kwargs, self.pretender)
         except NOT_FAKE:
             raise error from None
         finally:
@@ -200,9 +196,11 @@ class Recorder(TorchFunctionMode):
             raise error  # they are in an object that is not opened, or there are none
         call.items.clear()
         call.opaque = True
+        call.leaves = tuple(State(self.paths[each], "__dict__", name) for each, name in left)
         call.holds = tuple(map(self.number, (*call.module.parameters(), *call.module.buffers())))
         samples = max((t.shape[0] for t in tensors(args) if t.dim()), default=1)
         call.flops = 2.0 * _size(call.module) * samples
+        call.result = template((result, *left.values()) if left else result, self._made)
         return result
 
     def _look_for_draws(self) -> None:
@@ -296,10 +294,12 @@ def record(
                 result = module(*given[0], **given[1])
                 result = select(result) if select else result
             except NOT_FAKE as error:
-                raise Uncapturable(*_prevented(error)) from error
+                raise Uncapturable(*prevented(error)) from error
         replaced = _replaced(module, recorder)
         form = recorder._template(result)
-    return Trace(recorder.top, recorder.values, inputs, form, replaced, batch, pretender.left)
+    trace = Trace(recorder.top, recorder.values, inputs, form, replaced, batch, pretender.left)
+    trace.forget_unread()
+    return trace
 
 
 def samples(values: Any) -> int:
@@ -383,18 +383,3 @@ def _replaced(module: nn.Module, recorder: Recorder) -> dict[State, int]:
         if isinstance(now, Tensor) and id(now) != identity and id(now) in recorder.numbers:
             found[place] = recorder.numbers[id(now)]
     return found
-
-
-def _prevented(error: BaseException) -> tuple[str, tuple[str, int]]:
-    """What prevents a recording, and where: the innermost line of the user's."""
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    users = [(file, line) for file, line in frames if not is_library(file)]
-    return _reason(error), [*frames[-1:], *users][-1]
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, DataDependentOutputException):
-        return "it reads the value of a tensor, which another batch would change"
-    if isinstance(error, DynamicOutputShapeException):
-        return "the size of its result depends on the values of tensors"
-    return str(error).partition("\n")[0]

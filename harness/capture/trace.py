@@ -13,6 +13,7 @@ import inspect
 import linecache
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from harness.capture.structure import refs
+from harness.capture.structure import Nest, refs
 
 HERE = str(Path(__file__).parent)
 LIBRARY = str(Path(torch.__file__).parent)
@@ -91,7 +93,8 @@ class Step:
 @dataclass
 class Call:
     """A call of a module. `opaque`: what is inside is not known, since it depends on the values of tensors; then
-    `holds` are the weights and buffers that it may use."""
+    `holds` are the weights and buffers that it may use, and tensors that it `leaves` in attributes of its modules come
+    after its own result: (result, left, ...)."""
 
     path: str
     module: nn.Module
@@ -104,6 +107,7 @@ class Call:
     opaque: bool = False
     flops: float = 0.0
     holds: tuple[int, ...] = ()
+    leaves: tuple[State, ...] = ()
     differs: tuple[str, int] | None = None
     """Where passes of different size or dtype, or evaluation, take another way inside of it."""
 
@@ -148,6 +152,24 @@ class Trace:
     def outputs(self) -> list[int]:
         return refs(self.result)
 
+    def forget_unread(self) -> None:
+        """Of what opaque modules leave in attributes keep what is read."""
+        items = list(_inside(self.top))
+        read = {*self.outputs, *self.replaced.values()}.union(*map(used, items))
+        for call in items:
+            if isinstance(call, Call) and call.leaves:
+                result, *left = call.result.items
+                kept = [(state, ref) for state, ref in zip(call.leaves, left, strict=True) if ref.number in read]
+                call.leaves = tuple(state for state, _ in kept)
+                call.result = Nest(tuple, (result, *(ref for _, ref in kept))) if kept else result
+
+
+def _inside(call: Call) -> Iterator[Item]:
+    for item in call.items:
+        yield item
+        if isinstance(item, Call):
+            yield from _inside(item)
+
 
 def user_line() -> tuple[str, int]:
     """File and line of the innermost frame that is the user's: neither torch's nor of this package."""
@@ -173,3 +195,18 @@ def shown(where: tuple[str, int]) -> tuple[str, int, str]:
 def is_library(file: str) -> bool:
     """Whether a source file is torch's or of this package."""
     return file.startswith((HERE, LIBRARY, "<"))
+
+
+def prevented(error: BaseException) -> tuple[str, tuple[str, int]]:
+    """What prevents a recording, and where: the innermost line of the user's."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    users = [(file, line) for file, line in frames if not is_library(file)]
+    return _reason(error), [*frames[-1:], *users][-1]
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, DataDependentOutputException):
+        return "it reads the value of a tensor, which another batch would change"
+    if isinstance(error, DynamicOutputShapeException):
+        return "the size of its result depends on the values of tensors"
+    return str(error).partition("\n")[0]

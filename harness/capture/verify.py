@@ -1,6 +1,6 @@
 """Whether a chain computes what its module computes: outputs, gradients and buffers, in float64.
 
-the example          two passes, the second of other values, so that what one pass leaves to the next one counts
+the example          two passes, the second of other values and weights, so that what one leaves to the next counts
 its first sample     one pass, since nothing may depend on the number of samples
 """
 
@@ -106,8 +106,10 @@ def _run(module: nn.Module, chain: nn.Sequential, passes: Sequence[Callable[[], 
     watch = _Watch(module, chain)
     with _in_float64(nn.ModuleList([module, chain])), watch.watching(), torch.random.fork_rng(devices=[]), carried({}):
         torch.manual_seed(0)
-        for run in passes:
+        for number, run in enumerate(passes):
             module.zero_grad()
+            if number:
+                _update(module)
             watch.calls = []
             try:
                 outputs = tensors(run())
@@ -127,6 +129,14 @@ def _run(module: nn.Module, chain: nn.Sequential, passes: Sequence[Callable[[], 
             found.append(_Pass([tensor.detach() for tensor in outputs], gradients, buffers, watch.calls))
         module.zero_grad()
     return found
+
+
+def _update(module: nn.Module) -> None:
+    """Change trained weights as a step of training does."""
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.requires_grad:
+                weight.mul_(0.9)
 
 
 def _loss(outputs: list[Tensor]) -> Tensor:

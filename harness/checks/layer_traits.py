@@ -82,7 +82,6 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
     """What the engine cannot do however the layers are placed."""
     engine = config.engine.name
     other = (_other_engine(config, "ddp" if plan.mesh.data > 1 else "single"),)
-    single = (_other_engine(config, "single"),)
 
     def problem(message: str, fixes: tuple[Fix, ...], hint: str = "") -> Problem:
         return Problem("model", profile.model, message, fixes, hint)
@@ -132,12 +131,29 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
             message = f"has too many objects in {traits.too_large} (layer {layer.name!r}): each recomputation would "
             message += "look at all of them"
             yield problem(message, ({"engine.checkpoint": "never"},), "keep them outside of the module")
-        if traits.max_norm and _copied(index, can, plan, profile):
-            message = f"has max_norm in layer {layer.name!r}, which changes its weight in the forward pass"
-            yield problem(f"{message}: copies would differ", single, "max_norm=None")
-        if traits.changes and _recomputed(plan):
-            message = f"changes the weight {traits.changes[0]!r} in its forward pass, and a recomputation would again"
-            yield problem(message, ({"engine.checkpoint": "never"},), "make it a buffer")
+        yield from (problem(*found) for found in _changing(config, can, plan, profile, index))
+
+
+def _changing(
+    config: DictConfig, can: Capabilities, plan: Plan, profile: ModelProfile, index: int
+) -> Iterator[tuple[str, tuple[Fix, ...], str]]:
+    """Message, fixes and hint where a layer changes weights in its forward pass."""
+    layer = profile.layers[index]
+    single = (_other_engine(config, "single"),)
+    copied = _copied(index, can, plan, profile)
+    if layer.traits.max_norm and copied:
+        message = f"has max_norm in layer {layer.name!r}, which changes its weight in the forward pass"
+        yield f"{message}: copies would differ", single, "max_norm=None"
+    if not layer.traits.changes:
+        return
+    message = f"changes the weight {layer.traits.changes[0]!r} in its forward pass"
+    if copied and not layer.traits.max_norm:
+        yield f"{message}: copies would differ", single, "make it a buffer"
+    elif not copied and not can.changed_weights:
+        yield f"{message}, where engine={config.engine.name} has a copy of it", single, "make it a buffer"
+    if _recomputed(plan):
+        fix = ({"engine.checkpoint": "never"},)
+        yield f"{message}, and a recomputation would again", fix, "make it a buffer"
 
 
 def _graphed(config: DictConfig, profile: ModelProfile) -> Iterator[Problem]:

@@ -34,6 +34,7 @@ from harness.interfaces import Batch, Model
 from harness.measure.kernel_counter import Work
 from harness.measure.layer_chain import Chain, Phase, Task, tensors
 from harness.measure.layer_traits import Seen, given, traits
+from harness.measure.own_checkpoints import Recomputed
 from harness.nn import dropout
 from harness.nn.fake_tensors import leaving_none
 from harness.nn.object_state import Snapshot, hidden_modules
@@ -98,6 +99,7 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
     layers = [
         replace(
             _layer(name, layer, task, counts.work[index], counts.saved_bytes[index]),
+            working_bytes=counts.recomputed[index].bytes,
             tied=tied.get(name, ()),
             shared_buffers=shared.get(name, ()),
             traits=found[index],
@@ -139,13 +141,16 @@ class Counts:
         states = [*chain.layers.parameters(), *chain.layers.buffers()]
         self._seen = {s._cdata: s for s in (t.untyped_storage() for t in states)}  # kept, so that no key comes again
         self.saved_bytes: list[int] = []
+        self.recomputed: list[Recomputed] = []
         self.work: list[Work] = []
 
     @contextmanager
     def __call__(self, index: int, phase: Phase) -> Iterator[None]:
         self.saved_bytes.append(0)
+        self.recomputed.append(Recomputed(self._seen))
         self.work.append(Work(self._layers[index], self._samples, self.seen.kernel))
-        with self.seen.layer(index), self.work[-1], saved_tensors_hooks(self._save, lambda tensor: tensor):
+        saved = saved_tensors_hooks(self._save, lambda tensor: tensor)
+        with self.seen.layer(index), self.work[-1], saved, self.recomputed[-1].noting():
             yield
 
     def _save(self, tensor: Tensor) -> Tensor:

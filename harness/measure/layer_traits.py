@@ -28,7 +28,8 @@ REENTRANT = "CheckpointFunctionBackward"
 
 
 class Seen:
-    """The memory that each layer's kernels use and change, and the modules that it calls."""
+    """The memory that each layer's kernels use and change, the weights that get other memory (`weight.data = ...`), and
+    the modules that it calls."""
 
     def __init__(self, chain: Chain) -> None:
         self.layers = [layer for _, layer in named_layers(chain.layers)]
@@ -39,6 +40,8 @@ class Seen:
         self.uses: list[dict[str, None]] = [{} for _ in self.layers]
         self.changes: list[set[int]] = [set() for _ in self.layers]
         self.draws = [False for _ in self.layers]
+        self.moved: list[list[str]] = [[] for _ in self.layers]
+        self._weights = dict(chain.layers.named_parameters())
         self._modules = [set(layer.modules()) for layer in self.layers]
         self._running: int | None = None
 
@@ -62,8 +65,10 @@ class Seen:
     def layer(self, index: int) -> Iterator[None]:
         """Around the forward pass of a layer."""
         self._running, before = index, generators()
+        places = {name: _memory(weight) for name, weight in self._weights.items()}
         yield
         self._running, self.draws[index] = None, generators() != before
+        self.moved[index] = [name for name, place in places.items() if _memory(self._weights[name]) != place]
 
     def kernel(self, func: Any, args: tuple[Any, ...], inputs: Sequence[Tensor]) -> None:
         """A kernel of the layer that runs."""
@@ -99,7 +104,7 @@ def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
             Traits(
                 gives=tuple(map(given, tensors(task.output))),
                 uses=seen.foreign(index, task),
-                changes=tuple(name for memory, name in seen.names.items() if memory in changed),
+                changes=(*(name for memory, name in seen.names.items() if memory in changed), *seen.moved[index]),
                 in_place=_source(chain, tasks, index, changed),
                 max_norm=has_max_norm(layer),
                 sparse=tuple(own[weight] for weight in _sparse(layer) if weight in own),

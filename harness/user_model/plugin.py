@@ -93,15 +93,18 @@ class UserModel:
         return self._wrapper.constant_inputs()
 
     def _module(self) -> nn.Module:
-        """A module that is made now. Weights that wait for a first pass, as those of nn.LazyLinear, have had it;
-        Transformers' default experts, of some number formats alone, are replaced by those of every one."""
+        """A module that is made now, without what torch.compile has compiled. Weights that wait for a first pass, as
+        those of nn.LazyLinear, have had it; Transformers' default experts, of some number formats alone, are replaced
+        by those of every one."""
         import torch
         from torch.nn.parameter import is_lazy
 
         from harness.capture import experts
+        from harness.user_model.module_forms import unwrap_inside
 
         module = self._make().module
         _refuse_scripts(module, self.name)
+        unwrap_inside(module)
         experts.use(module)
         if any(map(is_lazy, itertools.chain(module.parameters(), module.buffers()))):
             with torch.random.fork_rng(devices=[]):

@@ -82,11 +82,12 @@ def load(path: Path, folders: Sequence[str]) -> Any:
 
 def _write(model: Any, path: Path) -> None:
     """As torch does: tensors that share memory still do when they are loaded."""
-    import cloudpickle
     import torch
 
+    from harness.user_model.module_forms import PICKLING
+
     with path.open("wb") as file:
-        torch.save(model, file, pickle_module=cloudpickle)
+        torch.save(model, file, pickle_module=PICKLING)
 
 
 def _digest(path: Path, modules: Sequence[ModuleType]) -> str:

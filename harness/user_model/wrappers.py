@@ -24,6 +24,7 @@ from harness.capture.structure import Ref, built, flat, leaves, places, template
 from harness.interfaces import Batch
 from harness.runtime.values import mapped, tensors_of
 from harness.tasks import Classification, NextToken
+from harness.user_model.module_forms import unwrapped
 
 FEW = 2
 """Samples of a call that shows what a module does."""
@@ -41,7 +42,7 @@ class Wrapper(ABC):
     def __init__(self, module: nn.Module) -> None:
         if not isinstance(module, nn.Module):
             raise TypeError(f"{type(self).__name__} takes an nn.Module, it got {type(module).__name__}: {module!r:.80}")
-        self.module = module
+        self.module = unwrapped(module)
 
     @abstractmethod
     def sample(self, n: int) -> Batch:

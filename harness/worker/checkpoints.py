@@ -2,7 +2,8 @@
 
     {"session":  Session.state_dict(): weights, the optimizer's state, steps done, by the names of the whole model;
                  the weights of a module that was split into layers by its own names, as it loads them
-     "random":   of each rank, torch's generators
+     "random":   of each rank, the generators of torch, Python and NumPy
+     "left":     of each rank, what passes have left in its modules (`harness.worker.pass_state`)
      "peak_memory_bytes", "reserved_memory_bytes":  of each device, as they were metered}
 
 With `launch.sharded_checkpoints` "session" is without what ranks have in shards: that is in the folder next to the file
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import random
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -32,6 +35,7 @@ from harness.interfaces import Session, ShardedSession, StepMetrics
 from harness.run import checkpoint_files
 from harness.run.checkpoint_files import RunState, after_steps
 from harness.worker import sharded_checkpoint
+from harness.worker.pass_state import PassState
 
 NO_STATE = RunState(0)
 
@@ -81,10 +85,13 @@ class Checkpoints:
     ) -> None:
         self.run_dir, self.start, self.when, self.state, self.sharded = run_dir, start, when, state, sharded
         self.error: dict[str, Any] | None = None
+        self._passes = PassState()
         self._print = say
 
     def load(self, session: Session) -> Metered:
-        """Bring the session to where it resumes; returns the memory as it was metered before."""
+        """Before the first step: bring the session to where it resumes; returns the memory as it was metered before."""
+        plan = getattr(session, "plan", None)
+        self._passes = PassState(getattr(session, "stage", None), plan is not None and plan.mesh.data > 1)
         if not self.start:
             return Metered()
         path = checkpoint_files.place(self.run_dir, self.start)
@@ -99,8 +106,9 @@ class Checkpoints:
         self._say(f"resuming {after_steps(self.start)}")
         if len(saved["random"]) == _size():
             _draw_from(saved["random"][_rank()])
+            self._passes.put(saved.get("left", [{}] * _size())[_rank()])
         else:
-            self._say(f"torch's generators start again: they were those of {len(saved['random'])} ranks, not {_size()}")
+            self._say(f"random generators start again: they were those of {len(saved['random'])} ranks, not {_size()}")
         return Metered(saved["peak_memory_bytes"], saved.get("reserved_memory_bytes"))
 
     def after_step(self, session: Session, step: int, total: int, memory: Metered, lines: Sequence[str]) -> bool:
@@ -121,6 +129,7 @@ class Checkpoints:
         saved = {
             "session": _by_module(whole, session),
             "random": _gathered(_generators()),
+            "left": _gathered(self._passes.changed()),
             "sharded": self.sharded,
             **vars(memory),
         }
@@ -231,12 +240,21 @@ def _gathered(own: Any) -> list[Any]:
 
 
 def _generators() -> dict[str, Any]:
-    """The state of torch's generators, which layers draw from that are none of `harness.nn.dropout`."""
-    return {"cpu": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state(gpu) for gpu in _own_gpus()]}
+    """The states of the generators that layers draw from which are none of `harness.nn.dropout`."""
+    numbers: Any = np.random.get_state()
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state(gpu) for gpu in _own_gpus()],
+        "python": random.getstate(),
+        "numpy": (numbers[0], numbers[1].tolist(), *numbers[2:]),
+    }
 
 
 def _draw_from(saved: dict[str, Any]) -> None:
     torch.set_rng_state(saved["cpu"].clone())
+    if "python" in saved:  # files of earlier versions have those of torch alone
+        random.setstate(saved["python"])
+        np.random.set_state(saved["numpy"])
     for gpu, state in zip(_own_gpus(), saved["cuda"], strict=False):  # those beyond were seen, and not used
         torch.cuda.set_rng_state(state.clone(), gpu)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
@@ -351,6 +352,58 @@ class Spectral(nn.Module):
 @network
 def spectral() -> Example:
     return Spectral(), (torch.randn(5, 6),), {}
+
+
+class Averaged(nn.Module):
+    """A copy of weights follows them: their memory is replaced, which changes no version. The same to begin with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.last = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for new, old in zip(self.online.parameters(), self.target.parameters(), strict=True):
+                old.data = 0.5 * old.data + 0.5 * new.data
+            wanted = self.target(x)
+        y: Tensor = self.last(self.online(x))
+        return y * wanted
+
+
+@network
+def averaged() -> Example:
+    return Averaged(), (torch.randn(4, 6),), {}
+
+
+class Balanced(Experts):
+    """Experts that leave a loss in an attribute, which the network reads at its end, and a number that it does not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.unread = x.detach().mean()
+        self.balance = self.gate(x).softmax(-1).square().sum(-1)
+        return super().forward(x)
+
+
+class Mixture(nn.Module):
+    """Sums what its experts leave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), Balanced()) for _ in range(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for part in self.parts:
+            x = torch.tanh(part(x))
+        left: Tensor = sum(part[1].balance for part in self.parts)  # type: ignore[index, assignment]
+        return x, left
+
+
+@network
+def mixture() -> Example:
+    return Mixture(), (torch.randn(4, 6),), {}
 
 
 @network

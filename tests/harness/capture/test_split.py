@@ -138,6 +138,10 @@ def test_repeated_blocks_stay_whole_unless_two_stages_would_not_balance(blocks: 
     assert whole_blocks == blocks - blocks % 2
 
 
+def test_a_loss_that_experts_leave_in_an_attribute_parts_no_layers(chain_of: Callable[[str], Captured]) -> None:
+    assert len(chain_of("mixture")[1]) == 8
+
+
 def test_long_lived_tensors_jump() -> None:
     skips = layer_skips(named_layers(captured("unet")[1]))
     assert [(skip.source, skip.target) for skip in skips] == [(1, 5)]  # layer 1 uses it, too
@@ -469,6 +473,23 @@ class Remembering(nn.Module):
         x = x if self.state is None else x + self.state
         self.state = x.detach().mean()
         return self.layers[1](x)
+
+
+def test_verify_notices_what_shows_after_a_step_of_training_alone() -> None:
+    """A copy of weights that layers leave as it was is equal to begin with."""
+    module, args, _ = networks.averaged()
+    assert isinstance(module, networks.Averaged)
+    chain = split(module, args)
+    first: Any = chain[0]
+
+    def run(layer: Any, value: Tensor) -> Tensor:
+        (name,) = layer.stashes
+        layer.stash(name, module.target(value))
+        return value
+
+    first._run = run
+    with pytest.raises(ProblemError, match="does not compute the same in layers"):
+        verify(module, chain, args)
 
 
 def test_verify_notices_state_between_passes() -> None:

@@ -120,6 +120,14 @@ class Real(nn.Module):
         return torch.fft.ifft(x).real
 
 
+class Moving(nn.Linear):
+    """Its bias gets other memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.bias.data = 0.5 * self.bias.data
+        return super().forward(x)
+
+
 class Reentrant(nn.Linear):
     """Its weight is seen in a backward pass of its own alone."""
 
@@ -149,6 +157,7 @@ CASES: dict[str, tuple[Any, list[Traits]]] = {
     "a layer of another": (lambda: hidden(True), [Traits((FLOAT,)), Traits((FLOAT,), uses=("0",))]),
     "a weight of another": (lambda: hidden(False), [Traits((FLOAT,)), Traits((FLOAT,), uses=("0.weight",))]),
     "changed": (lambda: nn.Sequential(Writing(4, 4)), [Traits((FLOAT,), changes=("0.weight",))]),
+    "moved": (lambda: nn.Sequential(Moving(4, 4)), [Traits((FLOAT,), changes=("0.bias",))]),
     "unused": (
         lambda: nn.Sequential(Choosing(), First()),
         [

@@ -87,6 +87,38 @@ def build():
     return Classifier(Net(), input_shape=(4,), classes=3)
 """
 """A network that takes one of two ways, by the values of its input."""
+STATEFUL = """\
+import random
+
+import torch
+from torch import nn
+
+from harness import Classifier
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("mean", torch.zeros(8), persistent=False)
+        self.register_buffer("scale", torch.ones(8))
+        self.passes, self.latest, self.ready = 0, [], False
+
+    def forward(self, x):
+        if not self.ready:
+            self.offset, self.ready = x.mean().item(), True
+        self.passes += 1
+        self.latest.append(random.random())
+        x = torch.tanh(self.first(x) + self.offset)
+        self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        self.scale.mul_(0.5).add_(0.5 * x.detach().abs().mean(0))
+        return self.last((x - self.mean) / self.scale) * (1 + 0.1 * (self.passes % 3)) + sum(self.latest[-2:])
+
+
+def build():
+    return Classifier(Net(), input_shape=(4,), classes=3)
+"""
+"""A network that computes with what its passes leave in attributes and buffers, and with Python's random numbers."""
 KEYS = ("model.task=classification", "model.input=[4]", "model.classes=3")
 """What a plain module of `SMALL` needs."""
 

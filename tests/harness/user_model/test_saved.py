@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
 from harness.config import registry
 from harness.user_model import sources
@@ -48,6 +49,25 @@ def test_the_same_one_is_saved_once(tmp_path: Path) -> None:
     changed = save(module, "Linear", tmp_path)
     assert changed != place
     assert sources.digest(changed) != before[0] and sources.code(changed) != before[1]
+
+
+def test_parametrized_modules_are_loaded_with_their_parametrizations(tmp_path: Path) -> None:
+    """Which torch alone pickles in no way."""
+    module = nn.Sequential(weight_norm(nn.Linear(3, 4)), nn.Tanh(), spectral_norm(orthogonal(nn.Linear(4, 4))))
+    module[0].mine = 5
+    made = built(save(module, "Sequential", tmp_path))
+    assert made[0].mine == 5 and made.state_dict().keys() == module.state_dict().keys()
+    x = torch.randn(2, 3)
+    assert torch.equal(made.eval()(x), module.eval()(x))
+    assert isinstance(made[2], nn.Linear) and type(made[2]) not in (nn.Linear, type(made[0]), type(module[2]))
+    made[0].parametrizations.weight.original0.data.mul_(2)
+    assert not torch.equal(made(x), module(x)), "weights are computed from what is trained"
+
+
+def test_what_is_compiled_or_wrapped_is_loaded_without(tmp_path: Path) -> None:
+    inner = nn.Linear(3, 3)
+    made = built(save(nn.Sequential(torch.compile(nn.DataParallel(inner))), "Sequential", tmp_path))
+    assert type(made[0]) is nn.Linear and torch.equal(made[0].weight, inner.weight)
 
 
 @pytest.mark.usefixtures("commands")

@@ -14,11 +14,23 @@ MODEL = unet(UNetConfig(size=64))
 
 def test_every_step_has_the_same_resident_batch() -> None:
     data = build(Config(), MODEL, seed=5)
-    first = data.batch(0, 3)
-    assert data.batch(7, 3) is first
+    first, _, third = (data.batch(step, 3) for step in range(3))
+    assert data.batch(7, 3) is third
+    assert torch.equal(first.inputs, third.inputs) and torch.equal(first.targets, third.targets)
     assert len(first) == 3 and len(data.batch(7, 2)) == 2
     assert first.inputs.dtype == first.targets.dtype == torch.float32
     assert first.targets.min() == 1
+
+
+def test_steps_that_work_in_place_change_no_other_step() -> None:
+    """The next batch is asked for before a step has run."""
+    data = build(Config(), MODEL, seed=5)
+    expected = build(Config(), MODEL, seed=5).batch(0, 2)
+    batch, following = data.batch(0, 2), data.batch(1, 2)
+    for step in range(2, 6):
+        assert torch.equal(batch.inputs, expected.inputs) and torch.equal(batch.targets, expected.targets)
+        batch.inputs.sub_(0.5)
+        batch, following = following, data.batch(step, 2)
 
 
 def test_the_seed_alone_decides() -> None:
