@@ -33,7 +33,7 @@ from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
-from harness.core.problem import LEAVE_OUT, Fix, Problem
+from harness.core.problem import LEAVE_OUT, Fix, Problem, ProblemError
 from harness.core.value_checks import at_least, one_of
 from harness.interfaces import (
     Capabilities,
@@ -49,7 +49,7 @@ from harness.launch import mpi
 from harness.schedule import Schedule, action_check, action_file, plan_order
 from harness.schedule.builders.data_parallel import with_replicas
 from harness.schedule.builders.gpipe import RECOMPUTE, with_recomputation
-from harness.schedule.families import FAMILIES, micro_batch_fixes, wrong_chunks
+from harness.schedule.families import FAMILIES, chunks_of_file, micro_batch_fixes, wrong_chunks
 from harness.schedule.tied_weight_ops import plan_ties, with_ties
 from harness.schedule.transfers import Transfer, plan_transfers
 
@@ -103,7 +103,8 @@ def check(config: Config) -> list[Problem]:
         found += [_without_search("placement", config, where)] * (config.placement in PLACED)
         found += [_without_search("boundaries", config, "has the planner's stages")] * (config.boundaries == SEARCH)
     if action_file.is_file(config.schedule):
-        return [*found, *plan_order.refused(config.schedule), *_without_checkpoint(config, "a file, whose actions say")]
+        found += [*plan_order.refused(config.schedule), *chunks_of_file(config.chunks, CHUNKS)]
+        return [*found, *_without_checkpoint(config, "a file, whose actions say")]
     if config.schedule in (SEARCH, ALL):
         found += at_least("engine.chunks", config.chunks, 1)
     if config.schedule == SEARCH:
@@ -152,7 +153,8 @@ class PipelineEngine(Engine):
         found = mpi.problems("engine.transport", "mpi", instead="torch") if here else []
         m, n = request.batch.micro_batches, request.pipeline
         if self.file:
-            return [*found, *plan_order.refused(self.file, n, m, request.layers)]
+            refused = plan_order.refused(self.file, n, m, request.layers)
+            return [*found, *plan_order.whole(refused, request.batch.size, request.data, cluster.devices)]
         problem = self.family.refuses(m, n)
         if problem is None:
             return found
@@ -172,6 +174,8 @@ class PipelineEngine(Engine):
         if not cluster.blocking_messages:
             return []
         actions = action_file.from_schedule(self.order(plan))
+        if self.file:  # as it stands there
+            actions = action_file.read(self.file).only_passes()
         return action_check.problems(actions, self.config.schedule, blocking=True)
 
     def alternatives(self) -> dict[str, Fix]:
@@ -187,7 +191,7 @@ class PipelineEngine(Engine):
         self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, refused: Refused
     ) -> Plan:
         if self.file:
-            return plan_order.read_into(plan, self.file)
+            return self._ordered_by_file(plan, self.file, refused)
         if self.config.schedule != SEARCH or plan.order:
             return plan
         from harness.order_search.plan_chain import Judge, searched
@@ -203,6 +207,15 @@ class PipelineEngine(Engine):
         )
         found = searched_stages(plan, judge, refused) if self.config.boundaries == SEARCH else searched(plan, judge)
         return found.plan
+
+    def _ordered_by_file(self, plan: Plan, file: str, refused: Refused) -> Plan:
+        """Return the plan with the order of a file. Raises ProblemError for recomputations that the model's layers do
+        not allow: the request knows none."""
+        found = plan_order.read_into(plan, file)
+        if found.recompute != plan.recompute and (problems := refused(found)):
+            fix: Fix = {"engine.schedule": "1f1b"}
+            raise ProblemError(*(replace(one, fixes=(fix,), hint="a file without R") for one in problems))
+        return found
 
     def order(self, plan: Plan, transfers: Sequence[Transfer] = ()) -> Schedule:
         """Return the passes of each device, with messages for `transfers`."""

@@ -44,15 +44,14 @@ from harness.core.problem import Fix, Problem
 from harness.core.value_checks import one_of
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Refused, Searched, Session, SessionSpec
 from harness.schedule import Schedule, action_file, plan_order
+from harness.schedule.action_file import KEY
 from harness.schedule.builders.data_parallel import with_replicas
-from harness.schedule.families import FAMILIES, micro_batch_fixes, wrong_chunks
+from harness.schedule.families import FAMILIES, chunks_of_file, micro_batch_fixes, wrong_chunks
 from harness.schedule.tied_weight_ops import plan_ties, with_ties
 from harness.schedule.transfers import plan_transfers
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zbv", "looped_bfs", "interleaved_zb", "dualpipev")
 CHUNKS = 2
-PIPELINE: Fix = {"engine": "pipeline"}
-"""Executes any file."""
 
 
 @dataclass
@@ -75,7 +74,7 @@ class Config:
 def check(config: Config) -> list[Problem]:
     """Values that no run can have."""
     if action_file.is_file(config.schedule):
-        return plan_order.refused(config.schedule)
+        return [*plan_order.refused(config.schedule), *chunks_of_file(config.chunks, CHUNKS)]
     found = one_of("engine.schedule", config.schedule, SCHEDULES)
     return found or wrong_chunks(config.schedule, config.chunks, CHUNKS, least=2)
 
@@ -96,7 +95,8 @@ class TorchPipeliningEngine(Engine):
         """Numbers of micro-batches; the first fix is one that divides the batch, where there is one."""
         m, n = request.batch.micro_batches, request.pipeline
         if self.file:
-            return plan_order.refused(self.file, n, m, request.layers) or self._unsupported(self.file)
+            refused = plan_order.refused(self.file, n, m, request.layers) or self._unsupported(self.file)
+            return plan_order.whole(refused, request.batch.size, request.data, cluster.devices)
         if (problem := self._refused(m, n)) is None:
             return []
         shares = request.batch.size // request.data
@@ -105,9 +105,11 @@ class TorchPipeliningEngine(Engine):
     def _unsupported(self, file: str) -> list[Problem]:
         """What a file may have, and torch has not."""
         actions = action_file.read(file)
+        other: Fix = {"engine": "pipeline", KEY: file}  # which executes any file
         return [
-            *plan_order.recomputed(actions, file, PIPELINE),
-            *plan_order.losses_out_of_order(actions, file, PIPELINE),
+            *plan_order.recomputed(actions, file, other),
+            *plan_order.losses_out_of_order(actions, file, other),
+            *plan_order.waiting_pairs(actions, file, other),
         ]
 
     def _refused(self, micro_batches: int, devices: int) -> Problem | None:
@@ -118,6 +120,8 @@ class TorchPipeliningEngine(Engine):
         return self.family.refuses(micro_batches, devices)
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+        if plan.order:  # of a run that goes on: the file may have changed since, as `ordered` finds
+            return []
         wanted = self.placement(plan.mesh.pipeline)
         found = plan_order.misplaced(plan, wanted, self.config.schedule)
         if self.file or plan.recompute == "never":

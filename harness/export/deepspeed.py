@@ -27,18 +27,28 @@ SCHEME: Fix = {"engine": "deepspeed", "planner": "deepspeed"}
 
 
 def refused(planned: Planned) -> list[Problem]:
-    found = refused_tensor(planned, NAME)
-    found += refused_passes(planned, NAME, ("1f1b",), SCHEME) or _refused_engine(planned)
-    return [*found, *_refused_checkpoint(planned), *_refused_cuts(planned), *_refused_precision(planned)]
+    scheme = refused_passes(planned, NAME, ("1f1b",), _scheme(planned)) or _refused_engine(planned)
+    found = [*refused_tensor(planned, NAME), *scheme, *_refused_checkpoint(planned)]
+    if not any("planner" in fix for problem in scheme for fix in problem.fixes):  # else the cuts will be others
+        found += _refused_cuts(planned)
+    return [*found, *_refused_precision(planned)]
+
+
+def _scheme(planned: Planned, **keys: Any) -> Fix:
+    """DeepSpeed's scheme, in a number format that it has there."""
+    dtype: Fix = {"precision": "fp32"} if planned.config.precision.dtype == "float64" else {}
+    return SCHEME | {key.replace("_", "."): value for key, value in keys.items()} | dtype
 
 
 def note(planned: Planned) -> str:
     """How a program uses the file."""
-    count = len(planned.plan.stages)
+    count, data, method = len(planned.plan.stages), planned.plan.mesh.data, _method(planned)
     if count == 1:
         return "deepspeed.initialize(model=..., optimizer=..., config=FILE)"
-    method = _method(planned)
-    return f"deepspeed.initialize(model=PipelineModule(layers, num_stages={count}, partition_method={method!r}), ...)"
+    stages = f"num_stages={count}"
+    if data > 1:  # its own order of ranks has those of a pipeline far apart
+        stages = f"topology=ProcessTopology(axes=['data', 'pipe'], dims=[{data}, {count}])"
+    return f"deepspeed.initialize(model=PipelineModule(layers, {stages}, partition_method={method!r}), ...)"
 
 
 def text(planned: Planned) -> str:
@@ -84,7 +94,7 @@ def invalid(planned: Planned, file: str) -> list[Problem]:
 def _refused_engine(planned: Planned) -> list[Problem]:
     if planned.engine in ENGINES:
         return []
-    fix: Fix = {"engine": "deepspeed", "engine.zero": 3} if planned.engine == "fsdp" else SCHEME
+    fix = _scheme(planned, engine_zero=3) if planned.engine == "fsdp" else _scheme(planned)
     return [Problem("engine", planned.engine, f"is a scheme of another library than {NAME}", (fix,))]
 
 
@@ -107,6 +117,9 @@ def _refused_cuts(planned: Planned) -> list[Problem]:
 
 def _refused_precision(planned: Planned) -> list[Problem]:
     dtype = planned.config.precision.dtype
+    if dtype == "float64" and planned.engine in ("ddp", "single"):
+        message = f"is none of {NAME}'s without a pipeline"
+        return [Problem("precision.dtype", dtype, message, ({"precision": "fp32"},))]
     if dtype not in ("bfloat16", "float16") or planned.engine == "deepspeed":
         return []
     message = f"keeps weights and optimizer state in it, {NAME} keeps float32 copies"

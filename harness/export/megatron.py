@@ -3,7 +3,8 @@
     source FILE && torchrun --nproc-per-node 8 pretrain_gpt.py "${PLAN[@]}" ...
 
 The file has what the plan decides: sizes of the model, data and optimizer stay the user's. There is no flag for the
-data parallel size, it follows from the number of processes. The last layer norm is where Megatron-LM has it: with the
+data parallel size, it follows from the number of processes; where ranks of a pipeline are neighbours, as here, is a
+flag of its own. The last layer norm is where Megatron-LM has it: with the
 last transformer layer.
 """
 
@@ -60,6 +61,7 @@ def flags(planned: Planned) -> list[str]:
         f"--tensor-model-parallel-size {plan.mesh.tensor}",
         f"--pipeline-model-parallel-size {plan.mesh.pipeline}",
         *_layout(planned),
+        *["--use-tp-pp-dp-mapping"] * (plan.mesh.pipeline > 1 and plan.mesh.data > 1),
         f"--micro-batch-size {size}",
         f"--global-batch-size {size * plan.micro_batches * plan.mesh.data}",
     ]
@@ -94,7 +96,10 @@ def _refused_cuts(planned: Planned) -> list[Problem]:
         return []
     what = "the embedding and the positions" if split else "the last norm, in a stage of its own"
     message = f"cuts off {what}, which {NAME} cannot"
-    return [Problem("planner", planned.config.planner.name, message, ({"planner": "uniform"},))]
+    even = transformer.even_balance(planned)
+    fixes: tuple[Fix, ...] = ({"planner": "given", "planner.balance": even},) if even else ()
+    hint = "" if even else f"fewer stages: there are {len(stages)}"
+    return [Problem("planner", planned.config.planner.name, message, fixes, hint)]
 
 
 def _refused_precision(planned: Planned) -> list[Problem]:

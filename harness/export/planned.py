@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omegaconf import DictConfig
 
@@ -18,10 +18,13 @@ from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.builders.interleaved import interleaved
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.builders.zero_bubble import zbv
+from harness.schedule.families import micro_batch_fixes
 
 CHECKPOINT = "engine.checkpoint"
-OTHER: Fix = {"engine": "torch_pipelining", "engine.schedule": "1f1b", "planner": "balance"}
-"""A scheme that every system but DeepSpeed has."""
+TORCH_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved1f1b": "Interleaved1F1B", "zbv": "ZBVZeroBubble"}
+"""The schedules of torch.distributed.pipelining, which torchtitan runs, too, by our names."""
+OTHER: Fix = {"engine": "pipeline", "engine.schedule": "1f1b", "planner": "balance"}
+"""A scheme that every system but DeepSpeed has, whatever the number of micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,15 @@ class Planned:
     @property
     def order(self) -> str | None:
         """The order of each device's passes: gpipe, 1f1b, interleaved1f1b, zbv; None for any other one."""
+        return next(iter(self.orders), None)
+
+    @property
+    def orders(self) -> list[str]:
+        """All names of that order: with one micro-batch 1F1B is GPipe's."""
         devices, m, n = self.schedule.devices, self.plan.micro_batches, len(self.plan.devices)
         compute = [queue for queue in self.schedule.queues if queue.name == "compute"]
         if any(queue.rule != "in_order" for queue in compute) or self.schedule.limit:
-            return None
+            return []
         candidates: list[tuple[str, Schedule]] = []
         if devices == tuple(range(n)):
             candidates = [("1f1b", one_f_one_b(m, devices, ()))]
@@ -62,7 +70,7 @@ class Planned:
         elif devices == tuple(range(n)) * self.stages_per_device and m % n == 0:
             candidates = [("interleaved1f1b", interleaved(m, n, self.stages_per_device, ()))]
         own = _passes(self.schedule)
-        return next((name for name, schedule in candidates if _passes(schedule) == own), None)
+        return list(dict.fromkeys(name for name, schedule in candidates if _passes(schedule) == own))
 
 
 def _passes(schedule: Schedule) -> list[list[Op]]:
@@ -79,28 +87,69 @@ def refused_passes(planned: Planned, system: str, orders: Sequence[str], fix: Fi
 
 def _refused_order(planned: Planned, system: str, orders: Sequence[str], fix: Fix) -> list[Problem]:
     order, engine = planned.order, planned.engine
-    if planned.plan.pattern:
+    if engine == "periodic":  # other engines run the stages of a plan that has a pattern, too
         message = f"has a periodic schedule, whose steps overlap, {system} has none"
         return [Problem("engine", engine, message, (fix,))]
+    if engine == "delayed":
+        message = f"trains with the delays of an asynchronous pipeline, {system} has none"
+        return [Problem("engine", engine, message, ({"engine": "single"},))]
     if order in orders or (order == "gpipe" and len(planned.plan.stages) == 1):
         return []
     where = f" on devices {', '.join(map(str, planned.schedule.devices))}" if planned.stages_per_device > 1 else ""
     message = f"runs {order or 'passes in an order of its own'}{where}, {system} has {', '.join(orders)}"
     if order and planned.config.engine.get("schedule") == order:
-        return [Problem("engine.schedule", order, message, ({"engine.schedule": orders[0]},))]
+        also_here = engine == "pipeline" or orders[0] != "1f1b" or not _too_few(planned)
+        return [Problem("engine.schedule", order, message, ({"engine.schedule": orders[0]} if also_here else fix,))]
     return [Problem("engine", engine, message, (fix,))]
 
 
 def _refused_recomputation(planned: Planned, system: str) -> list[Problem]:
-    """Some micro-batches only; batch norm that waits for the last one."""
-    found = []
+    """Some micro-batches or stages only; batch norm that waits for the last one."""
+    found = _recomputes_some(planned, system) if planned.plan.order else []
     if planned.plan.recompute == "except_last":
         message = f"recomputes all micro-batches but the last, {system} all or none"
-        found.append(Problem(CHECKPOINT, "except_last", message, ({CHECKPOINT: "never"}, {CHECKPOINT: "always"})))
+        halves = any(op.kind == "W" for op in planned.schedule.ops())  # nobody recomputes these
+        values = ("never",) if halves or len(planned.plan.stages) == 1 else ("never", "always")
+        fixes: tuple[Fix, ...] = tuple({CHECKPOINT: value} for value in values)
+        found.append(Problem(CHECKPOINT, "except_last", message, fixes))
     if planned.config.engine.get("deferred_batch_norm"):
         key = "engine.deferred_batch_norm"
         found.append(Problem(key, True, f"is torchgpipe's, {system} has no such batch norm", ({key: False},)))
     return found
+
+
+def _recomputes_some(planned: Planned, system: str) -> list[Problem]:
+    """An order of a file, or a searched one, that recomputes some passes and not others."""
+    ops = planned.schedule.ops()
+    whole, again = ({(op.stage, op.micro_batch) for op in ops if op.kind == kind} for kind in "FR")
+    if again in (set(), whole):
+        return []
+    message = f"recomputes {len(again)} of {len(whole)} passes, {system} all or none"
+    fixes = tuple({"engine.schedule": planned.order, CHECKPOINT: one} for one in ("never", "always"))
+    return [Problem("engine.schedule", planned.config.engine.schedule, message, fixes)]
+
+
+def torch_schedule(planned: Planned) -> str:
+    """The schedule of torch that has the order of a plan which is not refused."""
+    name = str(planned.order)
+    return TORCH_SCHEDULES["gpipe" if "gpipe" in planned.orders and _too_few(planned) else name]
+
+
+def refused_few(planned: Planned, system: str) -> list[Problem]:
+    """Fewer micro-batches than torch's 1F1B takes, in an order that none of its other schedules has."""
+    m, n = planned.plan.micro_batches, len(planned.plan.stages)
+    if planned.order != "1f1b" or "gpipe" in planned.orders or not _too_few(planned):
+        return []
+    shares = planned.config.batch.size // planned.plan.mesh.data
+    message = f"is less than the {n} stages, which 1F1B of {system} needs"
+    refuses = Problem("batch.micro_batches", m, message)
+    *near, _ = micro_batch_fixes(m, shares, lambda count: refuses if count < n else None)
+    other: Fix = {"engine": "torch_pipelining", "engine.schedule": "gpipe"}
+    return [replace(refuses, fixes=(*near, other))]
+
+
+def _too_few(planned: Planned) -> bool:
+    return planned.plan.micro_batches < len(planned.plan.stages)
 
 
 def refused_shards(planned: Planned, system: str, most: int = 0) -> list[Problem]:
@@ -112,7 +161,10 @@ def refused_shards(planned: Planned, system: str, most: int = 0) -> list[Problem
     message = f"shards {parts}, {system} shards {has}"
     if planned.engine == "fsdp":
         return [Problem("engine", "fsdp", message, ({"engine": "ddp"},))]
-    return [Problem("engine.zero", planned.zero, message, ({"engine.zero": most},))]
+    fix: Fix = {"engine.zero": most}
+    if planned.config.engine.get("offload"):  # of the shards' state
+        fix["engine.offload"] = False
+    return [Problem("engine.zero", planned.zero, message, (fix,))]
 
 
 def refused_tensor(planned: Planned, system: str) -> list[Problem]:

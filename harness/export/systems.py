@@ -8,6 +8,7 @@ write        the file
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Protocol
@@ -80,7 +81,7 @@ def write(planned: Planned) -> str:
         found = [Problem("export", name, f"cannot be written: {error.strerror}")]
     if found:
         raise CannotRun(found)
-    return f"{system.NAME}: {name}\n  {system.note(planned).replace('FILE', name)}"
+    return f"{system.NAME}: {name}\n  {system.note(planned).replace('FILE', shlex.quote(name))}"
 
 
 def _system(planned: Planned) -> System:

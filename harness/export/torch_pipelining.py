@@ -16,26 +16,31 @@ from omegaconf import OmegaConf
 from harness.core.problem import Problem
 from harness.export.planned import (
     CHECKPOINT,
+    TORCH_SCHEDULES,
     Planned,
+    refused_few,
     refused_passes,
     refused_shards,
     refused_tensor,
+    torch_schedule,
 )
 
 NAME = "torch.distributed.pipelining"
 MODELS: tuple[str, ...] = ()
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved1f1b": "Interleaved1F1B", "zbv": "ZBVZeroBubble"}
 SCRIPT = Path(__file__).with_name("pipeline_script.py")
 PLAN = re.compile(r"# The plan begins here\.\n(.*?)# The plan ends here\.\n", re.DOTALL)
 
 
 def refused(planned: Planned) -> list[Problem]:
     found = refused_tensor(planned, NAME)
-    found += refused_passes(planned, NAME, tuple(SCHEDULES))
+    found += refused_passes(planned, NAME, tuple(TORCH_SCHEDULES)) or refused_few(planned, NAME)
     found += refused_shards(planned, NAME)
     if planned.plan.recompute == "always" and planned.order == "zbv":
         message = f"splits backward passes, {NAME} then recomputes nothing"
         found.append(Problem(CHECKPOINT, "always", message, ({CHECKPOINT: "never"},)))
+    if planned.config.precision.grad_scaler:
+        message = "scales losses, the script does not"
+        found.append(Problem("precision.grad_scaler", True, message, ({"precision": "mixed"}, {"precision": "fp32"})))
     return found
 
 
@@ -49,7 +54,7 @@ def text(planned: Planned) -> str:
     plan, config = planned.plan, planned.config
     values: dict[str, Any] = {
         "STAGES": [(stage.first, stage.last, stage.device) for stage in plan.stages],
-        "SCHEDULE": SCHEDULES[str(planned.order)],
+        "SCHEDULE": torch_schedule(planned),
         "DATA, PIPELINE, MICRO_BATCHES, BATCH": (
             plan.mesh.data,
             plan.mesh.pipeline,

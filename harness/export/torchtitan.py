@@ -12,22 +12,24 @@ from typing import Any
 from harness.core.problem import Fix, Problem
 from harness.export import transformer
 from harness.export.planned import (
+    TORCH_SCHEDULES,
     Planned,
+    refused_few,
     refused_passes,
     refused_shards,
     refused_strategies,
+    torch_schedule,
 )
 
 NAME = "torchtitan"
 MODELS: tuple[str, ...] = ("llama",)
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved1f1b": "Interleaved1F1B", "zbv": "ZBVZeroBubble"}
 
 
 def refused(planned: Planned) -> list[Problem]:
     found = transformer.refused(planned, NAME, MODELS)
     if not found and planned.config.model.tied:
         found.append(Problem("model.tied", True, f"is not what {NAME}'s Llama has", ({"model.tied": False},)))
-    found += refused_passes(planned, NAME, tuple(SCHEDULES))
+    found += refused_passes(planned, NAME, tuple(TORCH_SCHEDULES)) or refused_few(planned, NAME)
     found += [] if planned.engine == "fsdp" else refused_shards(planned, NAME)
     return [*found, *refused_strategies(planned), *_refused_replicas(planned), *_refused_precision(planned)]
 
@@ -58,7 +60,7 @@ def settings(planned: Planned) -> dict[str, dict[str, Any]]:
         parallelism["fsdp_reshard_after_forward"] = "always" if planned.config.engine.reshard_after_forward else "never"
     if len(plan.stages) > 1:
         parallelism |= {
-            "pipeline_parallel_schedule": SCHEDULES[str(planned.order)],
+            "pipeline_parallel_schedule": torch_schedule(planned),
             "pipeline_parallel_microbatch_size": size,
             "module_fqns_per_model_part": _modules(planned),
         }

@@ -25,6 +25,16 @@ def blocks(planned: Planned) -> list[int]:
     return [stage.count("t") for stage in roles(planned)]
 
 
+def even_balance(planned: Planned) -> list[int]:
+    """Numbers of layers of stages with about equally many transformer layers; none for fewer of these than stages."""
+    whole, stages = "".join(roles(planned)), len(planned.plan.stages)
+    each, more = divmod(whole.count("t"), stages)
+    balance = [each + (number < more) for number in range(stages)] if each else []
+    for end, kinds in ((0, "E"), (-1, "nL")) if each else ():
+        balance[end] += sum(map(whole.count, kinds))
+    return balance
+
+
 def refused(planned: Planned, system: str, models: tuple[str, ...]) -> list[Problem]:
     """A model that is none of `models`, by name and by the names of its layers."""
     name, whole = str(planned.config.model.name), "".join(roles(planned))

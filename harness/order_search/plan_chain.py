@@ -143,7 +143,7 @@ def searched(plan: Plan, judge: Judge, seconds: float = SECONDS, start: Orders |
     known = families(chain)
     nothing, found = None, None
     try:
-        found = _of_chain(chain, known, seconds, start)
+        found = of_chain(chain, known, seconds, start)
     except ProblemError as error:
         nothing = error
     orders = ({FOUND: found.orders} if found else {ONE_BY_ONE: least_memory(chain)}) | known
@@ -170,15 +170,27 @@ def searched(plan: Plan, judge: Judge, seconds: float = SECONDS, start: Orders |
     return replace(ordered, plan=replace(ordered.plan, predicted=plan.predicted | known_figures))
 
 
-def _of_chain(chain: Chain, known: dict[str, Orders], seconds: float, start: Orders | None) -> Found:
-    """Search without recomputation and, where memory binds, with it. Raises ProblemError where nothing fits."""
+def of_chain(chain: Chain, known: dict[str, Orders], seconds: float, start: Orders | None) -> Found:
+    """Search without recomputation and, where memory binds, with it: its bound then holds for both. Raises ProblemError
+    where nothing fits."""
     found, whole = None, None if start and any(task[0] == "R" for row in start for task in row) else start
     with suppress(ProblemError):
         found = search(replace(chain, checkpoint_bytes=()), known, seconds / 2, whole)
     if found is None or _binds(chain, found):
         again = search(chain, known, seconds / 2, start)
         found = again if found is None or again.step_s < found.step_s else found
+    if chain.checkpoint_bytes and not _keeps_all(chain):
+        found = replace(found, bound_s=min(found.bound_s, lower_bound(chain)))
     return found
+
+
+def _keeps_all(chain: Chain) -> bool:
+    """Whether devices have memory for all that their stages ever keep: no order then gains by a recomputation."""
+    kept = [0] * chain.width
+    for j, device in enumerate(chain.devices):
+        each = chain.of(chain.saved_bytes, j) + chain.of(chain.delayed_bytes, j)
+        kept[device] += chain.micro_batches * each + chain.of(chain.working_bytes, j)
+    return all(size <= chain.limit(device) for device, size in enumerate(kept))
 
 
 def _actions(orders: Orders) -> Actions:

@@ -13,7 +13,7 @@ from harness.core.cluster import SEND, Cluster
 from harness.core.memory_model import MemoryModel, named
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
-from harness.core.problem import CannotRun, NoPlan, Problem, refuse
+from harness.core.problem import CannotRun, NoPlan, Problem, ProblemError, refuse
 from harness.interfaces import Engine, Planner
 from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.route_to_plan import device_share, with_exchanges
@@ -84,6 +84,8 @@ def draft(config: DictConfig, engine: Engine, planner: Planner, profile: ModelPr
         return drafted(config, engine, laid_out(config, engine, planner, profile, cluster))
     except NoPlan as error:
         raise CannotRun([error.problem]) from error
+    except ProblemError as error:  # of a search, or of a schedule file
+        raise CannotRun(error.problems) from error
 
 
 def optimizer_kind(config: DictConfig) -> str:

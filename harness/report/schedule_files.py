@@ -20,6 +20,7 @@ from harness.core.problem import Problem, ProblemError
 from harness.core.trace import Trace
 from harness.core.units import percent
 from harness.schedule import Schedule, action_check, action_file
+from harness.schedule.action_file import Actions
 from harness.schedule.transfers import transfers
 from harness.simulator import simulate
 
@@ -149,14 +150,18 @@ def writer(path: str) -> Callable[[Schedule, Path], None]:
     raise ProblemError(Problem("out", path, f"ends in none of {', '.join(WRITERS)}", hint="out=own.csv"))
 
 
-def save(schedule: Schedule, path: str) -> None:
-    """Write a schedule as actions, picture or trace. Raises ProblemError where it cannot be written, or has ops that
-    no action is (`out=*.csv`)."""
+def save(schedule: Schedule, path: str, actions: Actions | None = None) -> None:
+    """Write a schedule as actions, picture or trace. `actions` are those of the file that it was read from, which has
+    more than a schedule: overlapped pairs, messages, waiting. Raises ProblemError where it cannot be written, or has
+    ops that no action is (`out=*.csv`)."""
     write = writer(path)
     if write is _write_actions and (found := [op for op in schedule.ops() if op.kind == "collective"]):
         message = f"has no action for {found[0]}"
         raise ProblemError(Problem("out", path, message, hint="out=own.png"))
     try:
-        write(schedule, Path(path))
+        if write is _write_actions and actions:
+            action_file.write(actions, path)
+        else:
+            write(schedule, Path(path))
     except OSError as error:
         raise ProblemError(Problem("out", path, f"cannot be written: {error.strerror}", hint="another path")) from None

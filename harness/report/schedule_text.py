@@ -180,13 +180,20 @@ def _in_a_v(family: Family) -> Callable[..., Schedule]:
 
 def _built(family: Family, stages: int, micro_batches: int, each: int) -> Schedule:
     if stages % each:
-        near = tuple({"stages": k} for k in (stages - stages % each, stages - stages % each + each) if k)
+        less = stages - stages % each
+        near = tuple({"stages": k} | _right(family, micro_batches, k // each) for k in (less, less + each) if k)
         raise ProblemError(Problem("stages", stages, f"is no multiple of the {each} on each device", near))
     devices = stages // each
     if problem := family.refuses(micro_batches, devices):
         fixes = tuple({"micro_batches": fix["batch.micro_batches"]} for fix in problem.fixes)
         raise ProblemError(Problem("micro_batches", micro_batches, problem.message, fixes))
     return family.build(micro_batches, devices, each, _transfers(stages))
+
+
+def _right(family: Family, micro_batches: int, devices: int) -> Fix:
+    """Another number of micro-batches, where a family does not have this one on so many devices."""
+    problem = family.refuses(micro_batches, devices)
+    return {"micro_batches": problem.fixes[0]["batch.micro_batches"]} if problem else {}
 
 
 def _data_parallel(micro_batches: int = 8, recompute: str = "never", kind: str = SHARDINGS[0]) -> Schedule:
@@ -197,6 +204,8 @@ def _single(micro_batches: int = 8, recompute: str = "never") -> Schedule:
     return single(micro_batches, recompute)
 
 
+ALSO_CALLED = {"1f1b": "one_f_one_b", "interleaved1f1b": "interleaved"}
+"""Values of `engine.schedule` that have another name here."""
 MAKERS = {"one": _in_one_place, "loop": _in_loops, "v": _in_a_v}
 FURTHER = ("zbv", "eager_1f1b", "looped_bfs", "zb_h1", "zb_h2", "interleaved_zb", "v_half", "v_min", "dualpipev")
 """Families that have no further keys."""
@@ -227,22 +236,23 @@ def drawing(arguments: Sequence[str]) -> str:
     if action_file.is_file(name):
         if typed:
             raise ProblemError(Problem(typed[0], None, "is no key of a file", hint=f"{COMMAND} {name} out=own.png"))
-        schedule, more = schedule_files.read(name), schedule_files.remarks(name)
+        schedule, more, actions = schedule_files.read(name), schedule_files.remarks(name), action_file.read(name)
     else:
-        schedule, more = _named(name, typed), []
+        schedule, more, actions = _named(name, typed), [], None
     ops = [(queue.name, op) for queue in schedule.queues for op in queue.ops if op.kind not in COMPUTE]
     hidden = any(queue == "compute" or op.peer is None for queue, op in ops)
     one = replace(schedule, replicas=1)  # all replicas are equal
     blocks = [grid(one), "\n".join([schedule_files.facts(one), *more]), *([schedule.text()] if hidden else [])]
     for path in outs:
-        schedule_files.save(one, path)
+        schedule_files.save(one, path, actions)
     return "\n\n".join([*blocks, *(["\n".join(f"written  {path}" for path in outs)] if outs else [])])
 
 
 def _named(name: str, typed: Sequence[str]) -> Schedule:
     """Returns the schedule of a name, with what was typed after it."""
     if name not in DRAWN:
-        raise ProblemError(Problem(name, None, f"is not one of {', '.join(DRAWN)}", hint=f"{COMMAND} gpipe"))
+        hint = f"{COMMAND} {ALSO_CALLED.get(name.lower(), 'gpipe')}"
+        raise ProblemError(Problem(name or "schedule", None, f"is not one of {', '.join(DRAWN)}", hint=hint))
     keys = inspect.signature(DRAWN[name]).parameters
     parted = [argument.partition("=") for argument in typed]
     valid = {key: text for key, equals, text in parted if equals and key in keys}

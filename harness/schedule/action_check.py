@@ -35,7 +35,7 @@ def problems(
     messages for the other end (`cluster.blocking_messages`). At most eight problems of a kind are listed.
     """
     found = [
-        *_other_size(actions, name, ranks, micro_batches),
+        *other_size(actions, name, ranks, micro_batches),
         *shortened(_idle(actions, name)),
         *shortened(_twice(actions, name)),
         *shortened(_elsewhere(actions, name)),
@@ -50,7 +50,8 @@ def problem(name: str, message: str, hint: str) -> Problem:
     return Problem(KEY, name, message, hint=hint)
 
 
-def _other_size(actions: Actions, name: str, ranks: int | None, micro_batches: int | None) -> Iterator[Problem]:
+def other_size(actions: Actions, name: str, ranks: int | None, micro_batches: int | None) -> Iterator[Problem]:
+    """Yield that a file has other numbers of ranks or micro-batches than a run, where these are known."""
     rows, count = len(actions.rows), actions.micro_batches
     if ranks is not None and rows != ranks:
         message = f"has {rows} row{'s' * (rows != 1)}, the pipeline has {ranks} device{'s' * (ranks != 1)}"

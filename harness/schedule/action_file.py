@@ -101,12 +101,12 @@ class Actions:
         """Yield all actions, those of overlapped pairs one by one, with their places."""
         for row, cells in enumerate(self.rows, 1):
             for column, cell in enumerate(cells, 1):
-                for action in _single(cell):
+                for action in parts(cell):
                     yield action, Place(row, column)
 
     def of_rank(self, rank: int) -> list[Action]:
         """Return the actions of a rank."""
-        return [action for cell in self.rows[rank] for action in _single(cell)]
+        return [action for cell in self.rows[rank] for action in parts(cell)]
 
     @property
     def micro_batches(self) -> int:
@@ -128,19 +128,20 @@ class Actions:
         return [[one.op for one in self.of_rank(rank) if one.kind in PASSES] for rank in range(len(self.rows))]
 
     def only_passes(self) -> Actions:
-        """Return these without messages and without what FSDP does: the rows that torch's passes add them to."""
-        kept = (tuple(cell for cell in row if _runs(cell)) for row in self.rows)
+        """Return these with empty cells in the place of messages and of what FSDP does: passes keep their places."""
+        kept = (tuple(cell if _runs(cell) else None for cell in row) for row in self.rows)
         return Actions(tuple(kept))
 
 
-def _single(cell: Cell) -> tuple[Action, ...]:
+def parts(cell: Cell) -> tuple[Action, ...]:
+    """Return the actions of a cell."""
     if cell is None:
         return ()
     return cell.actions if isinstance(cell, Overlapped) else (cell,)
 
 
 def _runs(cell: Cell) -> bool:
-    return cell is None or isinstance(cell, Overlapped) or cell.kind in PASSES
+    return isinstance(cell, Overlapped) or (cell is not None and cell.kind in PASSES)
 
 
 def is_file(name: str) -> bool:
@@ -150,12 +151,16 @@ def is_file(name: str) -> bool:
 
 def read(path: str | Path) -> Actions:
     """Read a file of actions. Raises ProblemError for one that is not there, is empty or has cells that are none."""
+    return parse(content_of(path), str(path))
+
+
+def content_of(path: str | Path) -> str:
+    """Return the text of a file. Raises ProblemError where it cannot be read."""
     try:
-        content = files.read_bytes(Path(path)).decode("utf-8-sig")
+        return files.read_bytes(Path(path)).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ProblemError(Problem(KEY, str(path), f"cannot be read: {reason}", hint="a .csv or .json file")) from None
-    return parse(content, str(path))
 
 
 def parse(content: str, name: str) -> Actions:
@@ -174,7 +179,8 @@ def parse(content: str, name: str) -> Actions:
             try:
                 cells.append(cell_of(text))
             except ValueError as error:
-                problems.append(Problem(KEY, name, f"{Place(row, column)}: {error}", hint="an action such as 2F0, 2B0"))
+                hint = "a comma between two actions" if _several(text) else "an action such as 2F0, 2B0"
+                problems.append(Problem(KEY, name, f"{Place(row, column)}: {error}", hint=hint))
         rows.append(tuple(cells))
     if problems:
         raise ProblemError(*shortened(problems))
@@ -225,6 +231,12 @@ def cell_of(text: str) -> Cell:
             raise ValueError(f"{text[:60]!r} is no pair of a forward and a backward pass")
         return Overlapped(actions)
     return _action(text)
+
+
+def _several(text: str) -> bool:
+    """Whether a cell has actions with another character between them: a semicolon, a tab."""
+    found = re.split(r"[;|\s]+", text.strip(" ;|\t"))
+    return len(found) > 1 and all(_NOTATION.fullmatch(one) for one in found)
 
 
 def _action(text: str) -> Action:

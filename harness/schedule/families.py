@@ -82,6 +82,12 @@ def micro_batch_fixes(micro_batches: int, shares: int, refuses: Callable[[int], 
     return (*({"batch.micro_batches": count} for count in nearest), other)
 
 
+def chunks_of_file(chunks: int, default: int) -> list[Problem]:
+    """Returns what is wrong with `engine.chunks` where a file says which stages a device has."""
+    message = "has no effect, the rows of the file say which stages a device has"
+    return [Problem("engine.chunks", chunks, message, ({"engine.chunks": LEAVE_OUT},))] * (chunks != default)
+
+
 def wrong_chunks(schedule: str, chunks: int, default: int, least: int) -> list[Problem]:
     """Returns what is wrong with `engine.chunks`, the number of stages on each device: it is at least `least` with the
     schedules that let the user choose, and `default` or their own number with the others."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
+from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.core.problem import Fix, Problem, ProblemError
 from harness.schedule import Schedule, action_check, action_file
-from harness.schedule.action_file import KEY, Actions
+from harness.schedule.action_file import KEY, PASSES, Action, Actions, Cell, Overlapped, Place, parts
 from harness.schedule.transfers import Transfer
 
 
@@ -17,14 +20,36 @@ def refused(
 ) -> list[Problem]:
     """Return what keeps a file from any run, or from one with these numbers of devices, micro-batches and layers."""
     try:
-        actions = action_file.read(name)
+        actions, faults = _checked(action_file.content_of(name), name)
     except ProblemError as error:
         return list(error.problems)
-    found = action_check.problems(actions, name, pipeline, micro_batches)
+    found = [*action_check.other_size(actions, name, pipeline, micro_batches), *faults]
     if found or layers is None or len(actions.placement) <= layers:
         return found
     message = f"has {len(actions.placement)} stages, the model has {layers} layer{'s' * (layers != 1)}"
     return [Problem(KEY, name, message, hint="a file with fewer stages, or a larger model")]
+
+
+@lru_cache(maxsize=4)
+def _checked(content: str, name: str) -> tuple[Actions, tuple[Problem, ...]]:
+    """Return the actions of a text, and what is wrong with them in any run: asked again for each number of devices."""
+    actions = action_file.parse(content, name)
+    return actions, tuple(action_check.problems(actions, name))
+
+
+def whole(problems: Sequence[Problem], samples: int, replicas: int, devices: int) -> list[Problem]:
+    """Return problems of a file, whose fixes also set what they need: a cluster with more than its `devices`, a batch
+    of other than its `samples`, which replicas and micro-batches divide."""
+    found = []
+    for one in problems:
+        fixes: list[Fix] = []
+        for fix in one.fixes:
+            size, each = fix.get("mesh.pipeline", 0) * replicas, fix.get("batch.micro_batches", 1) * replicas
+            fixes.append(fix | ({"cluster.devices": size} if size > devices else {}))
+            if "batch.micro_batches" in fix and samples % each:
+                fixes[-1]["batch.size"] = max(1, round(samples / each)) * each
+        found.append(replace(one, fixes=tuple(fixes)))
+    return found
 
 
 def placement(name: str, pipeline: int) -> tuple[int, ...]:
@@ -54,6 +79,49 @@ def losses_out_of_order(actions: Actions, name: str, fix: Fix) -> list[Problem]:
     return []
 
 
+def waiting_pairs(actions: Actions, name: str, fix: Fix) -> list[Problem]:
+    """Return a problem for an engine that begins both passes of an overlapped pair at once: a pair of which one waits
+    for what the other one leads to.
+
+    0F0,(0F1;0B0)OVERLAP_F_B,0B1     begins where 1F0 and 1B0 come first
+    (0F0;0B0)OVERLAP_F_B             never begins: 0B0 waits for 1B0, which waits for 0F0
+    """
+    last, done = len(actions.placement) - 1, set[Op]()
+    rows = [deque(enumerate(row, 1)) for row in actions.rows]
+    _run(rows, done, last)
+    found = []
+    for number, row in enumerate(rows):
+        column, cell = row[0] if row else (0, None)
+        if isinstance(cell, Overlapped) and _ready(cell.actions[0], done, last):
+            after, others = done | {cell.actions[0].op}, [deque(one) for one in rows if one is not row]
+            _run(others, after, last)
+            found.append((not _ready(cell.actions[1], after, last), Place(number + 1, column), cell))
+    for _, place, cell in sorted(found, key=lambda one: one[0])[:1]:
+        first, second = cell.actions
+        message = f"{place}: {cell} never begins: this engine begins both passes at once, and {second} waits for what "
+        return [Problem(KEY, name, f"{message}{first} leads to", (fix,), "the two passes in a cell each")]
+    return []
+
+
+def _run(rows: Sequence[deque[tuple[int, Cell]]], done: set[Op], last: int) -> None:
+    """Take from rows all cells that can begin, with all of their passes at once, and add these to `done`."""
+    moved = True
+    while moved:
+        moved = False
+        for row in rows:
+            while row and all(_ready(one, done, last) for one in parts(row[0][1])):
+                done.update(one.op for one in parts(row.popleft()[1]) if one.kind in PASSES)
+                moved = True
+
+
+def _ready(action: Action, done: set[Op], last: int) -> bool:
+    """Whether the stage before has done the pass of the same micro-batch, for a backward pass the stage after."""
+    stage, kind, i = action.stage, action.kind, action.micro_batch
+    if kind == "F":
+        return stage == 0 or Op(stage - 1, "F", i) in done
+    return kind not in ("B", "I") or stage == last or Op(stage + 1, "B", i) in done
+
+
 def misplaced(plan: Plan, wanted: Sequence[int], schedule: str) -> list[Problem]:
     """Return a problem for a plan whose stages are not on the devices `wanted` (empty: one on each) of a schedule."""
     devices, wanted = [stage.device for stage in plan.stages], list(wanted or range(plan.mesh.pipeline))
@@ -65,8 +133,14 @@ def misplaced(plan: Plan, wanted: Sequence[int], schedule: str) -> list[Problem]
 
 
 def read_into(plan: Plan, name: str) -> Plan:
-    """Return the plan with the order of a file, without messages and waiting: runs need the file no longer."""
-    return with_order(plan, action_file.read(name))
+    """Return the plan with the order of a file, without messages and waiting: runs need the file no longer.
+
+    Raises ProblemError where a run goes on whose plan has another order: the file was changed."""
+    found = with_order(plan, action_file.read(name))
+    if plan.order and plan.order != found.order:
+        message = "has another order than it had when the run began that goes on"
+        raise ProblemError(Problem(KEY, name, message, hint="the file as it was, or out=ANOTHER_FOLDER"))
+    return found
 
 
 def with_order(plan: Plan, actions: Actions) -> Plan:

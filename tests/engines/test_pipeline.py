@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from engines.pipeline import engine as plug_in
 from engines.pipeline.engine import Config, PipelineEngine, build
+from engines.torch_pipelining import engine as torch_plug_in
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Mesh, Plan
-from harness.core.problem import Problem
+from harness.core.problem import Problem, ProblemError
 from harness.interfaces import BatchShape, Model, OptimizerSpec, PlanRequest
 from harness.runtime.stage_passes import DTYPES
 from harness.schedule import action_file
@@ -164,7 +166,7 @@ def test_a_searched_order_trains_like_single(model: str) -> None:
 
 
 def refused(request: PlanRequest, schedule: str, **keys: object) -> list[Row]:
-    return rows(build(Config(schedule=schedule, **keys)).refuses(request, "float32", Cluster()))  # type: ignore[arg-type]
+    return rows(build(Config(schedule=schedule, **keys)).refuses(request, "float32", Cluster(devices_per_node=8)))  # type: ignore[arg-type]
 
 
 @pytest.mark.fast
@@ -200,6 +202,23 @@ def test_an_order_that_never_ends_where_messages_block_is_noted(tmp_path: Path) 
     assert engine.notes(plan, profile, Cluster(), MemoryModel()) == []
     (note,) = engine.notes(plan, profile, Cluster(blocking_messages=True), MemoryModel())
     assert note.message.startswith("never ends where messages block: ")
+    Path(file).write_text("0F0,,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n", encoding="utf-8")
+    (note,) = engine.notes(plan, profile, Cluster(blocking_messages=True), MemoryModel())
+    assert "SEND_F1 (row 1, column 3)" in note.message, "where the file has it"
+
+
+def test_a_run_goes_on_with_the_order_that_it_had(tmp_path: Path) -> None:
+    """The file was changed: what it says now is another run, with other stages on the devices, maybe."""
+    file = tmp_path / "own.csv"
+    file.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", encoding="utf-8")
+    engine, there = build(Config(schedule=str(file))), (Cluster(), MemoryModel(), allowed)
+    plan = engine.ordered(Plan.contiguous([1, 1], 2), contract.profile_of(MODELS["gpt"]), *there)
+    file.write_text("0F0,0SEND_F0,,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+                    "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n", encoding="utf-8")  # fmt: skip
+    assert engine.ordered(plan, contract.profile_of(MODELS["gpt"]), *there) == plan, "the same passes"
+    file.write_text("1F0,1B0,1F1,1B1\n0F0,0F1,0B0,0B1\n", encoding="utf-8")
+    with pytest.raises(ProblemError, match=r"own\.csv +has another order than it had"):
+        engine.ordered(plan, contract.profile_of(MODELS["gpt"]), *there)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +266,14 @@ def test_layers_move_to_stages_that_the_model_allows(boundaries: str) -> None:
     assert engine.ordered(free, profile, *there, allowed) == free
 
 
+@pytest.mark.parametrize("plug_in", [plug_in, torch_plug_in])
+def test_chunks_do_nothing_where_a_file_has_the_stages(plug_in: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("0F0,0B0\n1F0,1B0\n", encoding="utf-8")
+    found = plug_in.check(plug_in.Config(schedule=str(tmp_path / "own.csv"), chunks=3))
+    assert rows(found) == [("engine.chunks", 3, ["without engine.chunks"])]
+    assert plug_in.check(plug_in.Config(schedule=str(tmp_path / "own.csv"))) == []
+
+
 def test_a_file_with_other_numbers_is_refused(tmp_path: Path) -> None:
     file = str(tmp_path / "own.csv")
     Path(file).write_text("0F0,0B0\n1F0,1B0\n", encoding="utf-8")
@@ -254,6 +281,22 @@ def test_a_file_with_other_numbers_is_refused(tmp_path: Path) -> None:
         ("engine.schedule", file, ["mesh.pipeline=2"]),
         ("engine.schedule", file, ["batch.micro_batches=1"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("size", "devices", "fixes"),
+    [
+        (16, 8, ["mesh.pipeline=2", "batch.micro_batches=3 batch.size=15"]),
+        (1, 8, ["mesh.pipeline=2", "batch.micro_batches=3 batch.size=3"]),
+        (12, 1, ["cluster.devices=2 mesh.pipeline=2", "batch.micro_batches=3"]),
+    ],
+)
+def test_fixes_of_a_file_set_what_they_need(size: int, devices: int, fixes: list[str], tmp_path: Path) -> None:
+    file = str(tmp_path / "own.csv")
+    Path(file).write_text("0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n", encoding="utf-8")
+    for engine in (build(Config(schedule=file)), torch_plug_in.build(torch_plug_in.Config(schedule=file))):
+        found = engine.refuses(PlanRequest(BatchShape(size, 4), 1), "float32", Cluster(devices_per_node=devices))
+        assert [" ".join(sorted(fix.split())) for row in rows(found) for fix in row[2]] == fixes
 
 
 def test_its_messages_have_no_complex_numbers() -> None:

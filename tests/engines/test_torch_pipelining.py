@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining.schedules import _Action
 
 from engines.torch_pipelining import engine as plug_in
 from engines.torch_pipelining.engine import SCHEDULES, Config, TorchPipeliningEngine, build
@@ -20,6 +23,7 @@ from harness.core.problem import Problem
 from harness.interfaces import BatchShape, Model, OptimizerSpec, PlanRequest, Session, StepMetrics
 from harness.measure import count_model
 from harness.runtime.boundary_shapes import BoundaryShapes
+from harness.schedule import action_file
 from harness.simulator import simulate
 from planners.block_partition import even
 from tests import tiers
@@ -350,7 +354,38 @@ def test_a_file_that_recomputes_is_refused(tmp_path: Path) -> None:
     engine = build(Config(schedule=str(file)))
     (problem,) = engine.refuses(PlanRequest(BatchShape(4, 1), 1), "float32", Cluster())
     assert problem.message == "row 1, column 2: 0R0 recomputes, which this engine cannot"
-    assert problem.fixes == ({"engine": "pipeline"},)
+    assert problem.fixes == ({"engine": "pipeline", "engine.schedule": str(file)},)
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n", ""),
+        ("(0F0;0B0)OVERLAP_F_B,0F1,0B1\n1F0,1B0,1F1,1B1\n", "row 1, column 1"),
+        ("0F0,,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1F1,1B0,1B1\n", "row 1, column 3"),
+        ("0F0,0F1,0B0,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1\n", ""),
+        ("0F0,0F1,0F2,0I0,0W0,0B1,0B2\n(1F0;1B0)OVERLAP_F_B,(1F1;1B1)OVERLAP_F_B,(1F2;1B2)OVERLAP_F_B\n", ""),
+        ("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n(1F0;1B0)OVERLAP_F_B,(1F1;1B1)OVERLAP_F_B\n", ""),
+        ("0F0,3F0,(0F1;3B0)OVERLAP_F_B,3F1,3B1,0B0,0B1\n1F0,2F0,(1F1;2B0)OVERLAP_F_B,2F1,2B1,1B0,1B1\n", ""),
+        ("0F0,0F1,3F0,3F1,3B0,3B1,0B0,0B1\n1F0,2F0,1F1,(2F1;2B0)OVERLAP_F_B,2B1,1B0,1B1\n", "row 2, column 4"),
+        ("0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n1F0,(1F1;1B0)OVERLAP_F_B,1F2,1B1,1B2\n2F0,2F1,2B0,2F2,2B1,2B2\n",
+         "row 2, column 2"),
+    ],
+)  # fmt: skip
+def test_pairs_that_torch_cannot_begin_are_refused(content: str, place: str, tmp_path: Path) -> None:
+    """Exactly those for which it finds no order of messages."""
+    file = tmp_path / "own.csv"
+    file.write_text(content, encoding="utf-8")
+    actions = action_file.read(file)
+    order = {rank: [_Action.from_str(str(cell)) for cell in row if cell] for rank, row in enumerate(actions.rows)}
+    with pytest.raises(AssertionError, match="can't schedule") if place else nullcontext():
+        schedules._add_send_recv(order, lambda stage: actions.placement[stage], len(actions.placement))
+    request = PlanRequest(BatchShape(12, actions.micro_batches), len(actions.rows))
+    found = build(Config(schedule=str(file))).refuses(request, "float32", Cluster())
+    assert [problem.fixes for problem in found] == [({"engine": "pipeline", "engine.schedule": str(file)},)] * bool(
+        place
+    )
+    assert all(problem.message.startswith(f"{place}: ") for problem in found)
 
 
 def test_a_file_whose_losses_come_in_another_order_is_refused(tmp_path: Path) -> None:
@@ -360,4 +395,4 @@ def test_a_file_whose_losses_come_in_another_order_is_refused(tmp_path: Path) ->
     engine = build(Config(schedule=str(file)))
     (problem,) = engine.refuses(PlanRequest(BatchShape(4, 2), 2), "float32", Cluster())
     assert problem.message == "row 2, column 1: 1F1 comes before 1F0, this engine needs the last stage's in order"
-    assert problem.fixes == ({"engine": "pipeline"},)
+    assert problem.fixes == ({"engine": "pipeline", "engine.schedule": str(file)},)

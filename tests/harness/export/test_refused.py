@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,6 +16,8 @@ from tests.harness.export.made import keys, planned
 
 TP = ("engine=torch_pipelining", "mesh.pipeline=2", "mesh.data=1", "batch.micro_batches=4")
 DS = ("engine=deepspeed", "mesh.pipeline=2", "mesh.data=1", "batch.micro_batches=4")
+FEW = ("engine=pipeline", "mesh.pipeline=4", "mesh.data=1", "batch.micro_batches=2")
+"""1F1B with fewer micro-batches than stages, which torch's class refuses."""
 GPIPE = ("engine=gpipe", "mesh.pipeline=2", "batch.micro_batches=4")
 CASES = [
     (torch_pipelining, (*GPIPE,), ["engine.checkpoint except_last"]),
@@ -27,6 +30,12 @@ CASES = [
     (torch_pipelining, ("engine=myelin", "mesh.pipeline=2"), ["engine myelin"]),
     (torch_pipelining, ("engine=periodic", "planner=madpipe", "mesh.pipeline=2"), ["engine periodic"]),
     (torch_pipelining, ("engine=ddp", "mesh.data=2"), []),
+    (torch_pipelining, ("engine=pipeline", "planner=contiguous", "mesh.pipeline=2", "mesh.data=1"), []),
+    (torch_pipelining, FEW, ["batch.micro_batches 2"]),
+    (torch_pipelining, (*FEW, "batch.micro_batches=1"), []),
+    (torch_pipelining, ("engine=delayed", "engine.stages=3", "batch.micro_batches=1"), ["engine delayed"]),
+    (torch_pipelining, (*TP, "precision=mixed", "precision.autocast=float16", "precision.grad_scaler=true"),
+     ["precision.grad_scaler true"]),
     (deepspeed, (*DS, "planner=uniform"), []),
     (deepspeed, (*DS, "planner=given", "planner.balance=[4,8]"), ["planner given"]),
     (deepspeed, (*DS, "planner=uniform", "engine.checkpoint=always"), []),
@@ -35,8 +44,10 @@ CASES = [
     (deepspeed, (*TP, "engine.schedule=1f1b", "planner=uniform"), ["engine torch_pipelining"]),
     (deepspeed, ("engine=fsdp", "mesh.data=2"), ["engine fsdp"]),
     (deepspeed, ("engine=ddp", "mesh.data=2", "precision=bf16"), ["precision.dtype bfloat16"]),
+    (deepspeed, ("engine=ddp", "mesh.data=2", "precision=fp64"), ["precision.dtype float64"]),
     (torchtitan, (*TP, "model=llama", "engine.schedule=zbv"), []),
     (torchtitan, (*TP, "model=gpt"), ["model gpt"]),
+    (torchtitan, (*FEW, "model=llama"), ["batch.micro_batches 2"]),
     (torchtitan, (*TP, "model=llama", "model.tied=true"), ["model.tied true"]),
     (torchtitan, (*TP, "model=llama", "mesh.data=2"), ["mesh.data 2"]),
     (torchtitan, (*TP, "model=llama", "precision=mixed"), ["precision.autocast bfloat16"]),
@@ -46,8 +57,11 @@ CASES = [
     (megatron, (*TP, "model=gpt", "engine.schedule=gpipe"), ["engine.schedule gpipe"]),
     (megatron, (*TP, "model=gpt", "engine.schedule=zbv"), ["engine.schedule zbv"]),
     (megatron, (*TP, "model=gpt", "engine.schedule=1f1b"), []),
+    (megatron, (*FEW, "model=gpt"), []),
     (megatron, (*TP, "model=gpt", "engine.schedule=1f1b", "planner=given", "planner.balance=[1,11]"),
      ["planner given"]),
+    (megatron, (*FEW, "model=gpt", "batch.micro_batches=8", "engine.schedule=interleaved1f1b", "planner=uniform"),
+     ["planner uniform"]),
     (megatron, ("engine=fsdp", "model=gpt", "mesh.data=2"), ["engine fsdp"]),
     (megatron, ("engine=deepspeed", "model=gpt", "mesh.data=2", "mesh.pipeline=1", "engine.zero=2"),
      ["engine.zero 2"]),
@@ -71,6 +85,26 @@ def test_after_the_first_fix_of_each_problem_it_is_not(system: ModuleType, overr
         if problem.key == "engine":  # its keys go with it, as the printed fix says
             fixed = [text for text in fixed if not text.startswith("engine.") or text in apply([], problem.fixes[0])]
         assert problem.key not in [one.key for one in system.refused(planned(*fixed))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ("0F0,0F1,0B0,0R1,0B1\n1F0,1B0,1F1,1B1\n", ["engine.schedule {}"]),
+        ("0F0,0F1,0R0,0B0,0R1,0B1\n1F0,1R0,1B0,1F1,1R1,1B1\n", []),
+        ("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", []),
+    ],
+)
+def test_a_file_that_recomputes_some_passes_only(rows: str, found: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text(rows)
+    keys_ = ("engine=pipeline", "mesh.pipeline=2", "mesh.data=1", "batch.micro_batches=2", "model=gpt")
+    one = planned(*keys_, f"engine.schedule={file}")
+    for system in (torch_pipelining, megatron):
+        problems = system.refused(one)
+        assert keys(problems) == [text.format(file) for text in found]
+        for fix in (fix for problem in problems for fix in problem.fixes):
+            assert system.refused(planned(*apply(keys_, fix))) == []
 
 
 def split(planned: Planned, **strategy: tuple[int, ...]) -> Planned:

@@ -23,10 +23,10 @@ def run(folder: Path, *overrides: str) -> RunRecord:
 
 
 def test_the_file_is_written_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    export = tmp_path / "plan.py"
-    record = run(tmp_path, "engine=torch_pipelining", "mesh.pipeline=2", "mesh.data=1", f"export={export}")
+    export = tmp_path / "a plan.py"
+    record = run(tmp_path, "engine=torch_pipelining", "mesh.pipeline=2", "mesh.data=1", f"export='{export}'")
     assert record.status == "ok" and "STAGES = [(0, 3, 0), (4, 7, 1)]" in export.read_text()
-    assert f"torchrun --nproc-per-node 2 {export}" in capsys.readouterr().out.replace("\n", "")
+    assert f"torchrun --nproc-per-node 2 '{export}'" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_a_refused_plan_leaves_no_file_and_says_all_that_is_wrong(tmp_path: Path) -> None:

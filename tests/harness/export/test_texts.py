@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -53,6 +54,17 @@ def test_what_deepspeed_reads() -> None:
     assert mixed["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
 
 
+def test_ranks_of_a_pipeline_are_neighbors_in_deepspeed() -> None:
+    """As in the plan; DeepSpeed's own topology has the replicas of a stage side by side."""
+    from deepspeed.runtime.pipe import topology
+
+    one = planned(*DEEPSPEED[0])
+    (call,) = re.findall(r"topology=(ProcessTopology\(.*?\)), ", deepspeed.note(one))
+    made = eval(call, vars(topology))
+    assert made.get_axis_list("data", 0) == [0, 1] and made.get_dim("pipe") == 2
+    assert "num_stages=2" in deepspeed.note(planned(*DEEPSPEED[0], "mesh.data=1"))
+
+
 @pytest.mark.usefixtures("commands")
 def test_what_deepspeed_refuses_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     one = planned(*DEEPSPEED[0])
@@ -90,11 +102,14 @@ def test_megatron_flags(tmp_path: Path) -> None:
     assert found == {
         "--num-layers": "8", "--tensor-model-parallel-size": "1", "--pipeline-model-parallel-size": "2",
         "--num-layers-per-virtual-pipeline-stage": "2", "--micro-batch-size": "4", "--global-batch-size": "16",
+        "--use-tp-pp-dp-mapping": "",
     }  # fmt: skip
     other = flags(planned(*even, "planner.balance=[2,5,3,2]"), tmp_path)
     assert layers(other["--pipeline-model-parallel-layout"]) == [0, 5, 3, 0]
     assert "--num-layers-per-virtual-pipeline-stage" not in other
     pipe = ("engine=deepspeed", "mesh.pipeline=2", "mesh.data=2", "engine.zero=1", "precision=bf16", "model=llama")
+    for one in (("engine=ddp", "mesh.data=2", "model=gpt"), (*LOOPED, "model=gpt")):  # ranks in one order only
+        assert "--use-tp-pp-dp-mapping" not in flags(planned(*one), tmp_path)
     once = flags(planned(*pipe, "engine.checkpoint=always", "planner=given", "planner.balance=[5,6]"), tmp_path)
     assert once.keys() >= {"--bf16", "--use-distributed-optimizer", "--untie-embeddings-and-output-weights"}
     assert (once["--recompute-granularity"], once["--recompute-method"]) == ("full", "uniform")
@@ -139,6 +154,8 @@ def test_the_script_has_the_plan() -> None:
     assert found["(DATA, PIPELINE, MICRO_BATCHES, BATCH)"] == (1, 2, 4, 16)
     assert found["OPTIMIZER"]["name"] == "adamw" and found["CHOSEN"]["model"]["name"] == "gpt"
     assert constants(planned("engine=gpipe", "engine.checkpoint=always", "mesh.pipeline=2"))["RECOMPUTE"] is True
+    few = ("engine=pipeline", "mesh.pipeline=2", "mesh.data=1", "batch.micro_batches=1")
+    assert constants(planned(*few))["SCHEDULE"] == "GPipe", "torch's 1F1B takes no fewer micro-batches than stages"
     assert len(names("gpt")) == one.plan.stages[-1].last + 1
 
 

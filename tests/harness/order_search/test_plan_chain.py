@@ -11,8 +11,8 @@ from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip
 from harness.core.plan import Mesh, Plan, Stage
 from harness.core.problem import ProblemError
-from harness.order_search.chain import evaluate
-from harness.order_search.plan_chain import Judge, chain_of, families, searched
+from harness.order_search.chain import Chain, evaluate
+from harness.order_search.plan_chain import Judge, chain_of, families, of_chain, searched
 from harness.schedule import Schedule, plan_order
 from harness.schedule.families import FAMILIES
 from harness.schedule.transfers import Transfer, plan_transfers
@@ -129,3 +129,13 @@ def test_a_plan_keeps_its_order_as_json() -> None:
     plan = found()
     assert Plan.from_json(plan.to_json()) == plan
     assert replace(plan, order=()) != plan
+
+
+@pytest.mark.parametrize(("weights_s", "limits"), [((4.0, 4.0), (14, 14)), ((2.0, 4.0), (16, 20)), ((4.0, 4.0), ())])
+def test_the_bound_holds_for_recomputed_orders_too(weights_s: tuple[float, float], limits: tuple[int, ...]) -> None:
+    """Each device keeps one micro-batch, or recomputes two: a search without time finds no such order, and what bounds
+    the others is no bound of it. Without limits nothing gains by a recomputation."""
+    chain = Chain((0, 1), 2, (2.0, 1.0), (4.0, 4.0), weights_s, (), (12, 8), (1, 1), (1, 1), (1, 1), limits)
+    hasty, found = (of_chain(chain, families(chain), seconds, None) for seconds in (0.0, 2.0))
+    assert hasty.bound_s <= found.step_s <= hasty.step_s
+    assert limits or hasty.bound_s == pytest.approx(found.bound_s)

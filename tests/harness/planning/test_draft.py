@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,3 +176,33 @@ def test_an_engine_that_moves_layers_keeps_those_together_that_must_be(both: Any
     draft = planning_draft.draft(config, engine, planner, replace(PROFILE, layers=tuple(layers)), CLUSTER)
     assert draft.plan.balance == balance
     assert draft.plan.predicted["step_time_s"] < draft.plan.predicted["planner_step_s"]
+
+
+def drafted_by(*typed: str, profile: ModelProfile, cluster: Cluster = CLUSTER) -> planning_draft.Draft:
+    config = compose(["engine=pipeline", "mesh.pipeline=2", "batch.size=8", "batch.micro_batches=2", *typed])
+    engine, planner = registry.build("engine", config.engine), registry.build("planner", config.planner)
+    return planning_draft.draft(config, engine, planner, profile, cluster)
+
+
+@pytest.mark.parametrize("traits", [Traits(draws=True), Traits(changes=("l2.weight",)), Traits(too_large="'x' of L")])
+def test_a_file_recomputes_no_layer_that_cannot_be(traits: Traits, tmp_path: Path) -> None:
+    """A recomputation would draw other numbers, or change a weight twice: the request knows of none."""
+    layers = [replace(LAYER, name=f"l{number}") for number in range(4)]
+    layers[2] = replace(layers[2], traits=traits)
+    profile, file = replace(PROFILE, layers=tuple(layers)), tmp_path / "own.csv"
+    file.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    assert drafted_by(f"engine.schedule={file}", profile=profile).plan.recompute == "never"
+    file.write_text("0F0,0F1,0B0,0B1\n1F0,1R0,1B0,1F1,1B1\n")
+    with pytest.raises(CannotRun) as caught:
+        drafted_by(f"engine.schedule={file}", profile=profile)
+    (row,) = refused(caught)
+    assert row.key == "model" and row.fixes == ({"engine.schedule": "1f1b"},)
+    drafted_by("engine.schedule=1f1b", profile=profile)
+
+
+def test_a_search_that_finds_nothing_is_a_problem() -> None:
+    """Each task needs more than the device has."""
+    tight = replace(CLUSTER, device=Device(memory_bytes=10_000))
+    with pytest.raises(CannotRun) as caught:
+        drafted_by("engine.schedule=search", "engine.placement=one", profile=PROFILE, cluster=tight)
+    assert [problem.key for problem in refused(caught)] == ["device 1"]

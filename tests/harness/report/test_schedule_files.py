@@ -57,6 +57,16 @@ def test_each_kind_of_file(own: str, tmp_path: Path) -> None:
     assert len(Trace.load(trace).spans) >= 9
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+def test_a_file_in_another_format_has_the_same_cells(suffix: str, tmp_path: Path) -> None:
+    """Overlapped pairs, messages, what FSDP does, and waiting, too."""
+    own = tmp_path / "own.csv"
+    own.write_text("0UNSHARD,0F0,,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+                   "1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1B1,1SEND_B1\n", encoding="utf-8")  # fmt: skip
+    drawing([str(own), f"out={tmp_path / 'other'}{suffix}"])
+    assert action_file.read(tmp_path / f"other{suffix}") == action_file.read(own)
+
+
 def test_a_named_schedule_becomes_a_file(tmp_path: Path) -> None:
     path = tmp_path / "zbv.csv"
     drawing(["zbv", "stages=4", "micro_batches=4", f"out={path}"])

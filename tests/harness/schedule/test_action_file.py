@@ -200,6 +200,15 @@ def test_bad_files_are_refused_with_the_place(content: str, message: str) -> Non
     assert message in refused(content)
 
 
+@pytest.mark.parametrize("between", [";", "\t", " ", " | "])
+def test_other_characters_between_actions(between: str) -> None:
+    """As spreadsheets write, where the comma is in numbers."""
+    with pytest.raises(ProblemError, match="-> a comma between two actions"):
+        action_file.parse(between.join(("0F0", "0F1", "", "0B0", "0B1")), "own.csv")
+    with pytest.raises(ProblemError, match="-> an action such as"):
+        action_file.parse(between.join(("0F0", "zero")), "own.csv")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
