@@ -159,7 +159,8 @@ class TaskCost:
     @property
     def half(self) -> TaskCost:
         """That of half of a task, of which what depends on the stage is half as much."""
-        return TaskCost(self.kind, self.base_s, *(cost / 2 for cost in self._of_held), self.share)
+        layer_s, weight_s, byte_s, norm_s = (cost / 2 for cost in self._of_held)
+        return TaskCost(self.kind, self.base_s, layer_s, weight_s, byte_s, norm_s, self.share)
 
     @property
     def _of_held(self) -> tuple[float, ...]:
