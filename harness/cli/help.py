@@ -34,8 +34,7 @@ python run.py --cfg job [...]        print the configuration and stop"""
 MODES = """\
     mode=plan                       only plan and predict
     mode=simulate                   the same, and a step of it in a simulator, on a described cluster: cluster=p40x8
-    mode=tune                       find the fastest scheme, mesh and micro-batches that fit; of several engines
-                                    (engine=ddp,fsdp) or all (engine=all), too; tune.verify=3 races the best here
+    mode=tune                       find the fastest scheme, mesh and micro-batches that fit, of all engines: engine=all
     mode=fit                        the memory of each scheme, with and without recomputation, in each precision
     mode=race                       train with several engines in turns, and rank them: engine=gpipe,ddp or engine=all;
                                     gpipe:key=value is of one of them, schemes=FILE.yaml lists runs with names
