@@ -181,8 +181,7 @@ class Capabilities:
     sharded_checkpoints: bool = False
     """Its sessions are a `ShardedSession` (`launch.sharded_checkpoints`)."""
     multi_process: bool = False
-    """Whether it runs as one process for each device of the mesh (`harness.launch.forked_ranks`), not as one for
-    all."""
+    """Whether it is one process for each device of the mesh (`harness.launch.forked_ranks`), not one for all."""
     mpi: bool = False
     """These processes form an MPI world, too."""
     serial_cpu_devices: bool = False

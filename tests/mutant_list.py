@@ -919,7 +919,7 @@ MUTANTS = (
            "max(waited or 1.0, self._least)", "waited",
            "tests/harness/worker/test_training_loop.py", "known_work_that_takes_longer"),
     Mutant("known work that is done while all runs of a race compute", "harness/worker/training_loop.py",
-           "if turns.ends_turn(step) or step == total - 1:", "if step == total - 1:",
+           "others.after_step(turns.ends_turn(step), step == total - 1)", "others.after_step(False, step == total - 1)",
            "tests/harness/worker/test_training_loop.py", "in_a_race_known_work"),
     Mutant("records whose keys are those of their day", "analysis/predict_again.py",
            "OmegaConf.create(registry.default_keys(choices))", "OmegaConf.create({})",

@@ -108,6 +108,11 @@ class _Others:
         """Do known work, at a moment when no other rank computes and no other run has its turn."""
         self._least = min(self._least, *(self._pace.look() for _ in range(times)))
 
+    def after_step(self, ends_turn: bool, is_last: bool) -> None:
+        """Look again, in a race once in each turn, since all runs compute when it begins and ends; else at the end."""
+        if ends_turn or is_last:
+            self.look(1 if ends_turn else LOOKS)
+
     def slowed(self) -> float | None:
         """What threads waited for a core since `begin`, or, if that is more, what known work has taken at least: 1 for
         nothing."""
@@ -166,18 +171,22 @@ def train_steps(
             lines.append(replace(line, checkpoint_error=checkpoints.error))
             texts[-1] = lines[-1].text
             out.write(lines[-1])
-            if turns.ends_turn(step) or step == total - 1:
-                others.look(1 if turns.races else LOOKS)
+            others.after_step(turns.ends_turn(step), step == total - 1)
             turns.ended(step, line.step_time_s)
             if stop:
                 return None
     _check_updated(lines, last)
-    summary = {**_summary(lines, loop), "slowed": others.slowed() if last else None, **vars(memory)}
-    summary["facts"] = getattr(session, "facts", {})
-    summary |= {name: getattr(last, name) if last else {} for name in ("bytes_sent", "collectives")}
+    slowed = others.slowed() if last else None
+    summary = {**_summary(lines, loop), **_of_session(session, last), "slowed": slowed, **vars(memory)}
     if last is None:  # the checkpoint is that of the last step
         return summary, Trace(())
     return summary, _after_warmup(session.trace(), len(lines), loop)
+
+
+def _of_session(session: Session, last: StepMetrics | None) -> dict[str, Any]:
+    """What an engine says of itself, and of its last step's messages."""
+    sent = {name: getattr(last, name) if last else {} for name in ("bytes_sent", "collectives")}
+    return {"facts": getattr(session, "facts", {}), **sent}
 
 
 def _check_updated(lines: Sequence[Line], last: StepMetrics | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, get_args
@@ -115,23 +115,29 @@ def myelin(
     parameter. Raises ProblemError for an unknown order or rule, a limit below 1, and two stages on one device.
     """
     schedule = _tasks(micro_batches, devices, transfers, order, rule, limit)
+    ends: dict[int, list[tuple[Queue, tuple[Op, ...]]]] = {}
+    for j, device in enumerate(devices):
+        tied = tuple(Op(j, "collective", None, tie.part, bytes=tie.bytes) for tie in ties if j in tie.stages)
+        own = tuple(chunks[j]) if chunks else (Chunk(0),)
+        ends[device] = [("compute", tied), *_end(j, own, replicas > 1, overlap)]
+    return replace(schedule, queues=_extended(schedule, ends), replicas=replicas, barrier=barrier)
+
+
+def _extended(schedule: Schedule, ends: Mapping[int, Iterable[tuple[Queue, Sequence[Op]]]]) -> tuple[QueueOps, ...]:
+    """The queues of a schedule with what each device does at the end of a step in the place of its own step."""
     rules = {(queue.device, queue.name): queue.rule for queue in schedule.queues}
     queues: defaultdict[DeviceQueue, list[Op]] = defaultdict(list)
     for queue in schedule.queues:
         tasks = [op for op in queue.ops if op.kind != "step"] if queue.name == "compute" else queue.ops
         queues[queue.device, queue.name] += tasks
-    for j, device in enumerate(devices):
-        queues[device, "compute"] += [
-            Op(j, "collective", None, tie.part, bytes=tie.bytes) for tie in ties if j in tie.stages
-        ]
-        for name, ops in _end(j, tuple(chunks[j]) if chunks else (Chunk(0),), replicas > 1, overlap):
+    for device, own in ends.items():
+        for name, ops in own:
             queues[device, name] += ops
-    made = tuple(
+    return tuple(
         QueueOps(*place, tuple(ops), rules.get(place, default_rule(place[1])))  # type: ignore[arg-type]
         for place, ops in sorted(queues.items(), key=lambda item: queue_order(item[0]))
         if ops
     )
-    return replace(schedule, queues=made, replicas=replicas, barrier=barrier)
 
 
 def _tasks(
