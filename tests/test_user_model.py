@@ -114,12 +114,15 @@ def test_the_module_loads_what_a_pipeline_has_learned(engine: str, tmp_path: Pat
     assert losses(tmp_path / "run") == pytest.approx(found, rel=1e-12) and len(found) == 4
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_what_passes_leave_in_modules_is_in_a_checkpoint(replicas: int, tmp_path: Path, commands: None) -> None:
+@pytest.mark.parametrize(
+    "engine",
+    ["ddp mesh.data=1", "ddp mesh.data=2", "delayed engine.stages=1", "periodic planner=contiguous mesh.pipeline=1"],
+)
+def test_what_passes_leave_in_modules_is_in_a_checkpoint(engine: str, tmp_path: Path, commands: None) -> None:
     """Numbers, lists and tensors in attributes, buffers that no state dict has or has a mean of, Python's generator."""
     nets.write(tmp_path, nets.STATEFUL)
     typed = [f"model={tmp_path}/net.py:build", "batch.size=8", "precision=fp64", "tracker=none", "cluster.devices=2"]
-    typed += ["engine=ddp", f"mesh.data={replicas}", "batch.micro_batches=2", "warmup=1", "steps=3"]
+    typed += [f"engine={engine.split()[0]}", *engine.split()[1:], "batch.micro_batches=2", "warmup=1", "steps=3"]
     typed += ["launch.checkpoint_every=2", f"out={tmp_path}/run"]
     assert run.main(typed, {}) == 0
     found = losses(tmp_path / "run")

@@ -119,6 +119,7 @@ class DeepSpeedEngine(Engine):
             pipeline=config.zero < 2,
             data=True,
             multi_process=True,
+            changed_weights=config.zero == 0,
             complex=False,
             complex_weights=config.zero == 0,
             strided_weights=False,

@@ -87,7 +87,7 @@ def build(config: Config) -> DelayedEngine:
 
 
 class DelayedEngine(Engine):
-    capabilities = Capabilities(pipeline=False)
+    capabilities = Capabilities(pipeline=False, changed_weights=False)
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -121,6 +121,7 @@ class MyelinEngine(Engine):
             data=True,
             multi_process=True,
             mpi=config.transport == "mpi",
+            changed_weights=False,  # flat buffers have them, and masters in half precision
             complex=False,
             complex_weights=False,
             integer_weights=False,

@@ -79,7 +79,7 @@ PLANNERS: tuple[Fix, ...] = tuple({"planner": name} for name in ("madpipe", "con
 
 
 class PeriodicEngine(Engine):
-    capabilities = Capabilities()
+    capabilities = Capabilities(changed_weights=False)  # versions of them are copies
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -139,7 +139,7 @@ class _Preparation:
         self.problems += profile_match.against_profile(
             config, engine.capabilities, profile, cluster.devices, self.model_given
         )
-        self.compare()
+        self.compare(profile)
         cluster = self.with_engine(cluster, profile)
         mesh = planning_draft.mesh(config, engine, profile, cluster)
         self.progress.phase("planning", f"{config.planner.name}, {mesh.size} of {cluster.devices} devices")
@@ -178,7 +178,7 @@ class _Preparation:
         cluster, profile = self.profiled(known)
         if self.config.profile:
             self.problems += profile_match.stored(self.config, profile, self.model_given)
-        self.compare()
+        self.compare(profile)
         self.stop()
         cluster = self.with_engine(cluster, profile)
         return Ground(cluster, profile, self.values, self.profiles.found)
@@ -282,9 +282,10 @@ class _Preparation:
             self.progress.phase("measuring this machine", f"once: {MEASURED[parts]}")
             return supervisor.measure_machine(self.folder, self.title, limit_s, wanted, tf32, parts)
 
-    def compare(self) -> None:
+    def compare(self, profile: ModelProfile) -> None:
         """A stored profile with the model that the user chose, if all is well so far; no other one is planned for."""
         if self.config.profile and self.model_given and not self.problems:
+            profile.save(self.folder / PROFILE)  # a worker reads it there
             self.collect(self.profiles.compare)
             self.stop()
 

@@ -53,8 +53,8 @@ class TaskCosts:
         return {"F": forward, "R": forward, "B": backward, "I": inputs, "W": weights}
 
     def loaded_s(self, kind: str, kernels_s: float) -> float:
-        """Returns what kernels take while other devices compute."""
-        return kernels_s * (1 + self.cluster.engine_costs.of(kind).share)
+        """Returns what kernels take while other devices, if there are any, compute."""
+        return kernels_s * (1 + (self.cluster.engine_costs.of(kind).share if self.plan.mesh.size > 1 else 0.0))
 
     def beyond_s(self, kind: str, stage: int) -> float:
         """Returns what the host takes for a task of a pipeline beyond its layers' time, what passes before it

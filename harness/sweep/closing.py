@@ -42,7 +42,7 @@ def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> 
     failed = [(row, row.record) for row in rows if row.record is not None and row.record.status not in ended_well]
     for row, record in failed[:MOST_ROWS]:
         lines = _shortened(record.reason.strip().splitlines()) + ([f"log: {row.log}"] if row.log else [])
-        who = row.point.values()["engine"] if one_search else row.point.id
+        who = row.point.values().get("engine", row.point.id) if one_search else row.point.id
         console.print(Text("\n  ".join([f"{who} {record.status}", *lines])), soft_wrap=True)
     if len(failed) > MOST_ROWS:
         text = f"{len(failed) - MOST_ROWS} further points have failed: their {RECORD} says why"
@@ -71,9 +71,11 @@ def _show(rows: Sequence[Row], console: Console) -> None:
         console.print(Text(text), soft_wrap=True)
     for line in _legend(rows, left_out, console.width):
         console.print(Text(line), soft_wrap=True)
-    if groups := repeats.groups(some):
+    if groups := repeats.groups(rows):
         console.print(Text(f"\n{repeats.TITLE}:"))
-        console.print(drawn([*repeats.columns(groups)], console.width)[0])
+        console.print(drawn([*repeats.columns(groups[:MOST_ROWS])], console.width)[0])
+        if len(groups) > MOST_ROWS:
+            console.print(Text(f"{len(groups) - MOST_ROWS} further groups of points are not shown"), soft_wrap=True)
 
 
 def _some(rows: Sequence[Row]) -> list[Row]:

@@ -69,7 +69,8 @@ def expand(overrides: Sequence[str], races: bool = False) -> list[Point]:
     if len(single := engines.each(overrides)) > 1:
         return [point for one in single for point in expand(one, races)]
     if not races and (file := of_races(overrides)):
-        hint = f"python run.py -m +sweeps={file.stem}"
+        others = [text for text in overrides if bare_key(text) != "mode"]
+        hint = reference.command(["-m", *others])
         raise CannotRun([Problem("+sweeps", file.stem, "has schemes: its points are races", hint=hint)], SWEEP)
     with session() as loader:
         parser = OverridesParser.create(loader)

@@ -70,7 +70,7 @@ def unfinished(rows: Sequence[Row], folder: Path) -> Iterator[str]:
     left = [row for row in rows if row.record is None or row.record.status == "preempted"]
     names: dict[bool, list[str]] = {True: [], False: []}
     for row in left:
-        names[tuned_of(row) is not None].append(row.point.values()["engine"])
+        names[tuned_of(row) is not None].append(row.point.values().get("engine", row.point.id))
     parts = [f"searched in part: {', '.join(names[True])}"] if names[True] else []
     parts += [f"nothing is known of: {', '.join(names[False])}"] if names[False] else []
     if left:

@@ -309,7 +309,10 @@ def _held(draft: Draft) -> Held:
 
 
 def _kernels_s(draft: Draft, kind: str) -> float:
-    """What the kernels of a task take in the mean stage by the profile; 0 for the optimizer."""
+    """What the kernels of a task take in the mean stage by the profile; 0 for the optimizer, and where one
+    device computes."""
+    if draft.plan.mesh.size == 1:
+        return 0.0
     count = len(draft.plan.stages)
     durations = TaskCosts(draft.plan, draft.profile, replace(draft.cluster, engines=()), draft.memory)
     return sum(durations.kernels_s.get(kind, [0.0] * count)) / count

@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from harness.capture.python_state import plain_attributes
@@ -67,11 +69,11 @@ class PassState:
         return found
 
     def put(self, saved: dict[str, dict[str, Any]]) -> None:
-        """Let modules have again what was `changed`, tensors on their own device."""
+        """Let modules have again what was `changed`, tensors on their device, or that of the others."""
         placed: dict[int, Tensor] = {}
         for path, values in saved.items():
             module = self._modules[path]
-            device = next((one.device for one in (*module.parameters(), *module.buffers())), None)
+            device = next(chain(_devices(module), *map(_devices, self._modules.values())), None)
 
             def own(leaf: Any, device: Any = device) -> Any:
                 if isinstance(leaf, Tensor):
@@ -80,7 +82,8 @@ class PassState:
 
             for name, value in values.items():
                 table: Any = module._buffers if name in module._buffers else vars(module)
-                table[name] = _in_place(table.get(name), built(template(value, own), _itself))
+                now, again = table.get(name), built(template(value, own), _itself)
+                table[name] = _written(now, again) if table is module._buffers else _in_place(now, again)
 
     def _values(self) -> Iterator[tuple[str, str, Any]]:
         """Path, name and value of all that counts if it changes."""
@@ -113,6 +116,19 @@ def _can_be_stored(form: Any) -> bool:
         keys = template(form.keys or (), _itself)
         return form.kind in NESTED and all(map(_can_be_stored, (*keys.items, *form.items)))
     return type(form) in PLAIN or (type(form) is Tensor and not form.requires_grad)
+
+
+def _devices(module: nn.Module) -> Iterator[torch.device]:
+    return (one.device for one in chain(module.parameters(), module.buffers()))
+
+
+def _written(now: Any, value: Any) -> Any:
+    """A buffer that is there now, of which there may be views, with what the value holds; or the value."""
+    tensors = isinstance(now, Tensor) and isinstance(value, Tensor)
+    if tensors and (now.shape, now.dtype) == (value.shape, value.dtype) and not now.requires_grad:
+        with torch.no_grad():
+            return now.copy_(value)
+    return value
 
 
 def _in_place(now: Any, value: Any) -> Any:
