@@ -10,6 +10,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config.cluster_parts import EffectiveConfig, PeakConfig
+from harness.config.plain_config import composed
 from harness.core.cluster import CLASSES, Cluster, Device, Link
 from harness.core.problem import Problem, refuse
 from harness.core.value_checks import at_least, one_of
@@ -147,7 +148,7 @@ def build(config: ClusterConfig, machine: Machine | None = None, job: Allocation
 
 def from_group(group: DictConfig) -> ClusterConfig:
     """Convert the composed group `cluster`, or one from a run's file, to plain values."""
-    found: Any = OmegaConf.to_object(group)
+    found: Any = OmegaConf.to_object(composed(group))
     return found if isinstance(found, ClusterConfig) else ClusterConfig(**found)
 
 

@@ -34,3 +34,14 @@ def _grouped(value: Any) -> Any:
     if isinstance(value, dict):
         return PlainConfig({key: _grouped(one) for key, one in value.items()})
     return [_grouped(one) for one in value] if isinstance(value, list) else value
+
+
+def composed(config: DictConfig) -> DictConfig:
+    """Return what OmegaConf reads: a configuration as it is, a plain one as one again."""
+    return cast(DictConfig, OmegaConf.create(_ungrouped(config))) if isinstance(config, PlainConfig) else config
+
+
+def _ungrouped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _ungrouped(one) for key, one in value.items()}
+    return [_ungrouped(one) for one in value] if isinstance(value, list) else value

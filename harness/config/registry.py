@@ -23,6 +23,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from harness.config.plain_config import composed
 from harness.config.schema import Config
 from harness.core.problem import CannotRun, Problem
 
@@ -174,6 +175,7 @@ def build(group: str, node: DictConfig, *extra: Any) -> Any:
     The node may also come from a file: it is checked against the plug-in's Config. Raises CannotRun where `build` ends
     the process, or returns something else than its group's.
     """
+    node = composed(node)
     if is_user_model(group, node):
         return importlib.import_module(USER_MODEL).build(_settings(node))
     settings = _config(_module(group, node), node)

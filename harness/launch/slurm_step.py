@@ -98,13 +98,17 @@ class Step:
 
 def job(config: DictConfig) -> Allocation | None:
     """The Slurm job on whose nodes srun will start the ranks; None where they are forked, or are none."""
-    here = slurm_job.current()
-    if here is None or config.launch.ranks == "fork" or config.mode in ("profile", "calibrate"):
-        return None
+    here = _allocation(config)
     try:
-        return here if registry.build("engine", config.engine).capabilities.multi_process else None
+        return here if here and registry.build("engine", config.engine).capabilities.multi_process else None
     except (CannotRun, ValueError):
         return None  # a problem that another check reports
+
+
+def _allocation(config: DictConfig) -> Allocation | None:
+    """The Slurm job on whose nodes srun would start ranks, if there are any."""
+    forks = config.launch.ranks == "fork" or config.mode in ("profile", "calibrate")
+    return None if forks else slurm_job.current()
 
 
 def step(config: DictConfig, mesh: Mesh, cluster: Cluster) -> Step | None:
@@ -125,7 +129,7 @@ def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:
         message, hint = f"needs a Slurm job, {slurm_job.JOB} is not set", "run.py inside of sbatch or salloc"
     elif chosen == "srun" and not capabilities.multi_process:
         message = f"needs ranks, engine={config.engine.name} is one process"
-    elif job(config) and shutil.which("srun") is None:
+    elif capabilities.multi_process and _allocation(config) and shutil.which("srun") is None:
         there = f"{slurm_job.JOB}={here.job if here else ''}"
         message, fix = f"needs srun on the PATH in a Slurm job ({there}), fork is for this node alone", "fork"
     return [Problem("launch.ranks", chosen, message, ({"launch.ranks": fix},), hint)] if message else []
