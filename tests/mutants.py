@@ -17,7 +17,19 @@ from pathlib import Path
 from tests.mutant_list import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("docs", "engines", "harness", "models", "planners", "tests", "conf", "sweeps", "pyproject.toml", "run.py")
+COPIED = (
+    "analysis",
+    "docs",
+    "engines",
+    "harness",
+    "models",
+    "planners",
+    "tests",
+    "conf",
+    "sweeps",
+    "pyproject.toml",
+    "run.py",
+)
 
 
 TIERS = {
