@@ -7,7 +7,7 @@ executes it on a described cluster, engines execute it on devices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -118,18 +118,18 @@ def collect_queues(placed: Iterable[tuple[DeviceQueue, Op]], rule: RuleName = "i
     queues: dict[DeviceQueue, list[Op]] = defaultdict(list)
     for queue, op in placed:
         queues[queue].append(op)
-    ordered = sorted(queues.items(), key=lambda item: queue_order(item[0]))
+    return queues_in_order(queues, {place: rule for place in queues if place[1] == "compute"})
+
+
+def queues_in_order(
+    queues: Mapping[DeviceQueue, Sequence[Op]], rules: Mapping[DeviceQueue, RuleName]
+) -> tuple[QueueOps, ...]:
+    """Returns the queues of a schedule that have ops: those of each device together, its compute queue first. One
+    without a rule has that of its name."""
+    ordered = sorted(queues.items(), key=lambda item: (item[0][0], item[0][1] != "compute", item[0][1]))
+    named: dict[str, RuleName] = {"network": "fifo"}
     return tuple(
-        QueueOps(device, queue, tuple(ops), rule if queue == "compute" else default_rule(queue))  # type: ignore[arg-type]
+        QueueOps(device, queue, tuple(ops), rules.get((device, queue), named.get(queue, "in_order")))  # type: ignore[arg-type]
         for (device, queue), ops in ordered
+        if ops
     )
-
-
-def queue_order(queue: DeviceQueue) -> tuple[int, bool, str]:
-    """The place of a queue among those of a schedule: a device's compute queue is its first."""
-    return queue[0], queue[1] != "compute", queue[1]
-
-
-def default_rule(queue: str) -> RuleName:
-    """The rule of a queue of this name where a schedule has no other one."""
-    return "fifo" if queue == "network" else "in_order"

@@ -314,5 +314,5 @@ def _kernels_s(draft: Draft, kind: str) -> float:
     if draft.plan.mesh.size == 1:
         return 0.0
     count = len(draft.plan.stages)
-    durations = TaskCosts(draft.plan, draft.profile, replace(draft.cluster, engines=()), draft.memory)
-    return sum(durations.kernels_s.get(kind, [0.0] * count)) / count
+    kernels_s = TaskCosts(draft.plan, draft.profile, draft.cluster, draft.memory).kernels_s
+    return sum(kernels_s.get(kind, [0.0])) / count

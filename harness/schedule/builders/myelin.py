@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from harness.core.op import Op, Queue
 from harness.core.problem import Problem, ProblemError
 from harness.core.trace import DeviceQueue
-from harness.schedule import QueueOps, Schedule, default_rule, queue_order
+from harness.schedule import QueueOps, Schedule, queues_in_order
 from harness.schedule.builders.fill_drain import fill_drain
 from harness.schedule.builders.message_driven import message_driven
 from harness.schedule.builders.one_f_one_b import check_one_stage_each, one_f_one_b
@@ -125,7 +125,7 @@ def myelin(
 
 def _extended(schedule: Schedule, ends: Mapping[int, Iterable[tuple[Queue, Sequence[Op]]]]) -> tuple[QueueOps, ...]:
     """The queues of a schedule with what each device does at the end of a step in the place of its own step."""
-    rules = {(queue.device, queue.name): queue.rule for queue in schedule.queues}
+    rules: dict[DeviceQueue, RuleName] = {(queue.device, queue.name): queue.rule for queue in schedule.queues}
     queues: defaultdict[DeviceQueue, list[Op]] = defaultdict(list)
     for queue in schedule.queues:
         tasks = [op for op in queue.ops if op.kind != "step"] if queue.name == "compute" else queue.ops
@@ -133,11 +133,7 @@ def _extended(schedule: Schedule, ends: Mapping[int, Iterable[tuple[Queue, Seque
     for device, own in ends.items():
         for name, ops in own:
             queues[device, name] += ops
-    return tuple(
-        QueueOps(*place, tuple(ops), rules.get(place, default_rule(place[1])))  # type: ignore[arg-type]
-        for place, ops in sorted(queues.items(), key=lambda item: queue_order(item[0]))
-        if ops
-    )
+    return queues_in_order(queues, rules)
 
 
 def _tasks(
