@@ -39,6 +39,7 @@ from harness.host import machine, malloc
 from harness.host.devices import CUDA_ORDER
 from harness.host.machine import Machine
 from harness.launch import die_with_parent, fork_server, hang, mpi
+from harness.launch.child_wait import LOOK_S, ends_within
 from harness.launch.failure import ExitReasons
 from harness.launch.fork_server import ForkedWorker
 from harness.launch.rank_names import NO_RANKS, RankNames
@@ -62,7 +63,6 @@ RESULTS = {
 does."""
 LAST_ACTIONS = ("train", "calibrate")
 """Those of the last worker of a run, which may be the only one: a fork server for it would be loaded for nothing."""
-POLL_S = 0.05
 START_S = 300.0
 """The time without progress that ends a worker, as long as few steps are measured; the most there is, too."""
 STEPS, ENOUGH, LAST, LEAST_S = 20, 3, 100, 60.0
@@ -241,7 +241,7 @@ class _Watch:
                 code = 1
                 break
             follow()
-            time.sleep(POLL_S)
+            ends_within(self.worker, LOOK_S)
         if code == 0:
             return Outcome("ok")
         failure = reasons.explain(code)

@@ -53,7 +53,7 @@ class Display(LiveView):
         self.refresh()
 
     def refresh(self) -> None:
-        """Show how things stand; cheap, to be called all the time, also in turns: these are measured."""
+        """Show how things stand, now and then."""
         now = time.monotonic()
         if self._live and now - self._drawn_s >= DRAW_S:
             self._drawn_s = now

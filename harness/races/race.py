@@ -24,6 +24,7 @@ from rich.console import Console
 from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import EXIT_CODES
 from harness.launch import fork_server, supervisor
+from harness.launch.child_wait import LOOK_S
 from harness.launch.signals import Preempted, preemptible
 from harness.launch.turns import Seat, TurnGiver
 from harness.races import entries, repeats, result
@@ -32,8 +33,6 @@ from harness.races.entries import Entry
 from harness.races.result import Result
 from harness.races.verdict import is_decided
 from harness.sweep import local, run_point
-
-POLL_S = 0.1
 
 
 def main(overrides: Sequence[str], several: bool) -> int:
@@ -146,7 +145,7 @@ class Race:
         self.threads[one.name] = follow
         follow.start()
         while follow.is_alive() and one.name not in giver.seats:
-            giver.came(POLL_S)
+            giver.came(LOOK_S)
             self.display.refresh()
         self.display.started(one, one.name in giver.seats)
 
@@ -201,10 +200,10 @@ class Race:
         seat.give()
         with contextlib.suppress(EOFError):
             while self.threads[one.name].is_alive():
-                if (figures := seat.answer(POLL_S)) is not None:
+                if (figures := seat.answer(LOOK_S)) is not None:
                     one.rounds_s.append(figures["step_time_s"])
+                    self.display.refresh()  # not in turns: these are measured
                     return
-                self.display.refresh()
         self.threads[one.name].join()  # its record says why
         self.display.failed(one)
 
@@ -229,4 +228,4 @@ class Race:
     def _wait(self) -> None:
         while any(thread.is_alive() for thread in self.threads.values()):
             self.display.refresh()
-            time.sleep(POLL_S)
+            time.sleep(LOOK_S)

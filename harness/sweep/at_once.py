@@ -24,6 +24,7 @@ from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import CONSOLE
 from harness.host import devices
 from harness.launch import fork_server
+from harness.launch.child_wait import LOOK_S
 from harness.planning import profiles
 from harness.run import runner
 from harness.run.folder_lock import Busy
@@ -105,7 +106,7 @@ def _watched(
     """Show what the points are doing, in turns, under the `names` of their engines, until all have ended."""
     left, elsewhere = set(running), list[Elsewhere]()
     for turn in itertools.count():
-        ended, left = futures.wait(left, run_point.POLL_S, futures.FIRST_COMPLETED)
+        ended, left = futures.wait(left, LOOK_S, futures.FIRST_COMPLETED)
         for future in sorted(ended, key=[*running].index):
             row = running[future]
             try:

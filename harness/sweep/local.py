@@ -23,6 +23,7 @@ from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import RECORD, TABLE
 from harness.host import devices
 from harness.launch import fork_server, supervisor
+from harness.launch.child_wait import LOOK_S
 from harness.launch.signals import preemptible
 from harness.run import folder_lock, run_folder
 from harness.run.folder_lock import Busy, held
@@ -140,7 +141,7 @@ def _wait_for(row: Row, folder: Path, former: RunRecord | None, display: Display
                 run_point.run_point(row, folder, waiting=display.refresh)
         except Busy:
             display.refresh()
-            time.sleep(run_point.POLL_S)
+            time.sleep(LOOK_S)
 
 
 @contextlib.contextmanager

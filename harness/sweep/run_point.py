@@ -31,6 +31,7 @@ from harness.core.record import RunRecord, Status
 from harness.core.run_files import CONSOLE, RECORD
 from harness.core.serialization import SchemaError, finite
 from harness.launch import die_with_parent, fork_server
+from harness.launch.child_wait import LOOK_S, ends_within
 from harness.launch.fork_server import ForkedWorker
 from harness.launch.signals import Preempted
 from harness.run import folder_lock, run_folder, runner, stored_record
@@ -38,7 +39,6 @@ from harness.run.folder_lock import Lock, held
 from harness.sweep.points import Point
 from harness.sweep.row import Row
 
-POLL_S = 0.1
 GRACE_S = 20.0
 """Between asking a run to end and killing it, in addition to its launch.grace_s: for its record and its tracker."""
 CONSOLE_BYTES = 32 << 20
@@ -181,8 +181,7 @@ def _execute(
             while process.poll() is None:
                 waiting()
                 files.cut_in_half(console, CONSOLE_BYTES)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(POLL_S)
+                ends_within(process, LOOK_S)
         except Preempted as error:
             number = error.number
             raise
