@@ -11,7 +11,7 @@ is cut by detach and runs, forward and backward, on its device's queue.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -89,9 +89,12 @@ class CpuPass(Run):
         draws: dict[int, bool],
         seed: int,
         shared: Sequence[SharedParameter] = (),
+        alone: AbstractContextManager[Any] | None = None,
     ) -> None:
+        """Tasks hold `alone` while they compute."""
         super().__init__()
         self.shared = shared
+        self.alone = alone or nullcontext()
         self.sums: list[Job] = []
         self.output_form = Form.of(None)
         self.backward_begun = False
@@ -152,8 +155,12 @@ class CpuPass(Run):
             places = [(queues[d], shared.op(stage, queue)) for d, stage in zip(devices, shared.stages, strict=True)]
             self.sums.append(submit_together(places, Job(self, partial(self._sum, shared), after=after)))
 
-    def _compute(self, op: Op, after: list[Job], work: Any) -> Job:
-        return self.queues.compute[self.layout.devices[op.stage]].submit(Job(self, work, op, after))
+    def _compute(self, op: Op, after: list[Job], work: Callable[[], None]) -> Job:
+        def computed() -> None:
+            with self.alone:
+                work()
+
+        return self.queues.compute[self.layout.devices[op.stage]].submit(Job(self, computed, op, after))
 
     def _copy(self, op: Op, after: Job | None, work: Any) -> Job:
         assert after is not None and op.peer is not None

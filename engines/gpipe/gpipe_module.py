@@ -7,8 +7,10 @@ loss.backward()
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Self
 
 import torch
@@ -121,6 +123,7 @@ class GPipe(nn.Module):
         self.spans: list[Span] = []
         self.bytes_sent: dict[str, int] = {}
         self._draws: dict[bool, dict[int, bool]] = {True: {}, False: {}}
+        self._kinds: set[tuple[Any, ...]] = set()
         self._anchor = torch.zeros((), requires_grad=True)
         self.queues = self._open_queues() if self.on_cpu else None
         self._copy_streams = copy_streams(self.devices) if self.streams else None
@@ -170,6 +173,7 @@ class GPipe(nn.Module):
             self._draws[self.training],
             seed,
             self.shared,
+            self._compiling(chunks, grad),
         )
         self.spans, self.bytes_sent = run.spans, run.bytes_sent
         try:
@@ -187,6 +191,15 @@ class GPipe(nn.Module):
         self.bytes_sent, self.recorder = run.bytes_sent, run.recorder
         with self.shared_state.unchanged(grad and mode != "never"):
             return run.run(chunks)
+
+    def _compiling(self, chunks: list[Value], grad: bool) -> AbstractContextManager[Any] | None:
+        """A lock for the tasks of the first pass of a kind where layers are compiled (`Module.compile`): the compiler's
+        settings belong to the process, and it guards them in forward passes alone."""
+        kind = self.training, grad, *(tensor.shape for chunk in chunks for tensor in tensors_of(chunk))
+        if kind in self._kinds or not any(module._compiled_call_impl for module in self.modules()):
+            return None
+        self._kinds.add(kind)
+        return threading.Lock()
 
     def _trained(self) -> list[nn.Parameter]:
         """The parameters that the outer graph shows autograd."""
