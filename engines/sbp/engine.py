@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from harness.checks.engine_support import unsplit
@@ -73,6 +73,13 @@ class SBPEngine(Engine):
         transfers = plan_transfers(plan, profile, portals=False)
         devices = [stage.device for stage in plan.stages]
         return with_traffic(deepspeed(plan.micro_batches, devices, transfers, ties=plan_ties(plan, profile)), plan)
+
+    def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
+        """Return the layers as they run: local statistics cost no more than a batch norm of one device."""
+        if not self.config.local_statistics:
+            return profile
+        layers = (replace(layer, norms=0, norm_bytes=0) for layer in profile.layers)
+        return replace(profile, layers=tuple(layers))
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.sbp.session import SBPSession

@@ -105,10 +105,13 @@ def _recomputed_segment(segment: tuple[LayerProfile, ...], kept: int) -> list[La
     saved = 0
     for layer in segment:
         saved += layer.saved_bytes
+        backward_s = layer.backward_s + layer.forward_s
+        fixed_s = layer.backward_s * layer.backward_fixed + layer.forward_s * layer.forward_fixed
         layers.append(
             replace(
                 layer,
-                backward_s=layer.backward_s + layer.forward_s,
+                backward_s=backward_s,
+                backward_fixed=fixed_s / backward_s if backward_s else 0.0,
                 saved_bytes=0 if layers else kept,
                 working_bytes=layer.working_bytes + saved,
                 recomputed_flops=layer.flops,

@@ -114,12 +114,17 @@ class CallTimes:
 
 
 class Held(NamedTuple):
-    """Of a stage: layers that have weights, these weights, their bytes, and batch norms."""
+    """Of a stage: layers that have weights, these weights, their bytes, batch norms, and the bytes that these read."""
 
     layers: float
     weights: float
     bytes: float
     norms: float
+    norm_bytes: float
+
+
+OF_HELD = ("layer_s", "weight_s", "byte_s", "norm_s", "norm_byte_s")
+"""The costs of what a stage holds, in the order of `Held`."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +133,9 @@ class TaskCost:
     each call of a "collective".
 
     `base_s` for each op, `layer_s` for each layer of its stage that has weights, `weight_s` for each weight, `byte_s`
-    for each byte of these, and `norm_s` for each batch norm, whose sums an engine may have to exchange. `share` is by
-    which part of their own time kernels take longer than in a profile, since other devices compute meanwhile: they
-    share caches and memory.
+    for each byte of these, `norm_s` for each batch norm, whose sums an engine may have to exchange, and `norm_byte_s`
+    for each byte that it reads. `share` is by which part of their own time kernels take longer than in a profile, since
+    other devices compute meanwhile: they share caches and memory.
     """
 
     kind: str
@@ -139,14 +144,13 @@ class TaskCost:
     weight_s: float = 0.0
     byte_s: float = 0.0
     norm_s: float = 0.0
+    norm_byte_s: float = 0.0
     share: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("base_s", "layer_s", "weight_s", "byte_s", "norm_s", "share"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(
-                    f"{name} of {self.kind} is {getattr(self, name)}, must be a finite number of at least 0"
-                )
+        for name, value in zip(("base_s", "share", *OF_HELD), (self.base_s, self.share, *self._of_held), strict=True):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} of {self.kind} is {value}, must be a finite number of at least 0")
 
     def seconds(self, held: Held) -> float:
         """Returns the seconds of an op of a stage that holds so much, but for the share of its kernels."""
@@ -159,13 +163,12 @@ class TaskCost:
     @property
     def half(self) -> TaskCost:
         """That of half of a task, of which what depends on the stage is half as much."""
-        layer_s, weight_s, byte_s, norm_s = (cost / 2 for cost in self._of_held)
-        return TaskCost(self.kind, self.base_s, layer_s, weight_s, byte_s, norm_s, self.share)
+        return replace(self, **{name: getattr(self, name) / 2 for name in OF_HELD})
 
     @property
     def _of_held(self) -> tuple[float, ...]:
         """In the order of `Held`."""
-        return self.layer_s, self.weight_s, self.byte_s, self.norm_s
+        return tuple(getattr(self, name) for name in OF_HELD)
 
 
 @dataclass(frozen=True)

@@ -117,11 +117,12 @@ class LayerProfile:
     earlier layer keeps already: see `harness.measure.count_model`). `working_bytes` is what its backward pass needs at
     once beyond that, and beyond the gradients of what leaves and enters it. `recomputed_flops` are those of the
     forward pass that its backward pass repeats. `param_bytes` are those of all the layer's parameters, `weights` is
-    their number, `norms` that of its batch norms (both 0 in older profiles). `tied` lists parameters that other layers
-    share; so do `buffer_bytes` and `shared_buffers`. The FLOPs of `products` add up to `flops`
-    (`harness.measure.matmul_finder`). `reads` has what each of them reads, then what the layer's output shows
+    their number, `norms` that of its batch norms, which read `norm_bytes` (all 0 in older profiles). `tied` lists
+    parameters that other layers share; so do `buffer_bytes` and `shared_buffers`. The FLOPs of `products` add up to
+    `flops` (`harness.measure.matmul_finder`). `reads` has what each of them reads, then what the layer's output shows
     (`harness.measure.column_flow`); () where nobody knows: an older profile, images, several tensors. `input_share` is
-    the part of a backward pass for the gradients of the inputs, where passes come in halves.
+    the part of a backward pass for the gradients of the inputs, where passes come in halves. `forward_fixed` and
+    `backward_fixed` are the parts of a pass that fewer samples take, too (`shared_by`).
     """
 
     name: str = ""
@@ -134,12 +135,15 @@ class LayerProfile:
     param_bytes: int = 0
     weights: int = 0
     norms: int = 0
+    norm_bytes: int = 0
     buffer_bytes: int = 0
     output_bytes: int = 0
     saved_bytes: int = 0
     working_bytes: int = 0
     recomputed_flops: float = 0.0
     input_share: float = 0.5
+    forward_fixed: float = 0.0
+    backward_fixed: float = 0.0
     tied: tuple[Tied, ...] = ()
     shared_buffers: tuple[SharedBuffer, ...] = ()
     products: tuple[Product, ...] = ()
@@ -153,6 +157,13 @@ class LayerProfile:
                 _check(f"{one.name} of layer {self.name!r}", value, LARGEST_OF.get(one.name, LARGEST))
         self._check_shared("tied", "param_bytes")
         self._check_shared("shared_buffers", "buffer_bytes")
+
+    def shared_by(self, devices: int) -> tuple[float, float]:
+        """Returns the seconds of both passes on each of so many devices that share the work."""
+        fixed = self.forward_fixed, self.backward_fixed
+        both = zip((self.forward_s, self.backward_s), fixed, strict=True)
+        forward_s, backward_s = (seconds * (part + (1 - part) / devices) for seconds, part in both)
+        return forward_s, backward_s
 
     def _check_shared(self, field: str, whole: str) -> None:
         shared: tuple[Tied | SharedBuffer, ...] = getattr(self, field)
@@ -331,7 +342,8 @@ class ModelProfile(Document):
         """Returns what the layers `first`..`last` hold; tied weights count once in bytes alone."""
         layers = self.layers[first : last + 1]
         count, weights = sum(bool(one.param_bytes) for one in layers), sum(one.weights for one in layers)
-        return Held(count, weights, self.parameter_bytes(first, last), sum(one.norms for one in layers))
+        norms, norm_bytes = sum(one.norms for one in layers), sum(one.norm_bytes for one in layers)
+        return Held(count, weights, self.parameter_bytes(first, last), norms, norm_bytes)
 
     def buffer_bytes_of(self, layers: Iterable[int]) -> int:
         """Returns the bytes of the buffers of these layers, by index; one that several share counts once."""
@@ -354,7 +366,8 @@ class ModelProfile(Document):
 
 LARGEST = 10**15
 """Largest bytes (a petabyte); a larger value is a mistake, and would overflow sums."""
-LARGEST_OF = {"flops": 1e21, "recomputed_flops": 1e21, "input_share": 1.0}
+LARGEST_OF = {"flops": 1e21, "recomputed_flops": 1e21}
+LARGEST_OF |= dict.fromkeys(("input_share", "forward_fixed", "backward_fixed"), 1.0)
 """Largest values of other fields of a layer."""
 
 

@@ -211,6 +211,7 @@ def _layer(
         param_bytes=sum(map(tensor_bytes, layer.parameters())),
         weights=len(list(layer.parameters())),
         norms=sum(isinstance(module, _BatchNorm) for module in layer.modules()),
+        norm_bytes=work.norm_bytes,
         buffer_bytes=sum(map(tensor_bytes, layer.buffers())),
         output_bytes=sum(map(tensor_bytes, tensors(task.output))),
         saved_bytes=saved_bytes,

@@ -26,6 +26,7 @@ from torch.utils.flop_counter import flop_registry
 from harness.core.model_profile import Product, Read
 from harness.measure.column_flow import ColumnFlow
 from harness.measure.matmul_finder import Products
+from harness.nn.tied import tensor_bytes
 
 _ALLOCATE = ("empty", "new_empty")
 _OVERWRITE = ("fill_", "zero_", "copy_")
@@ -36,8 +37,9 @@ Watch = Callable[[Any, tuple[Any, ...], Sequence[Tensor]], None]
 class Work(TorchDispatchMode):
     """Enter it in the thread that computes. All figures are sums over the kernels so far.
 
-    `products` name the parameters of `layer`, in the order of the kernels, on a micro-batch of `samples`. `watch` is
-    called with each operation, its arguments and the tensors among them.
+    `norm_bytes` are those that batch norms read. `products` name the parameters of `layer`, in the order of the
+    kernels, on a micro-batch of `samples`. `watch` is called with each operation, its arguments and the tensors among
+    them.
     """
 
     def __init__(self, layer: nn.Module, samples: int, watch: Watch | None = None) -> None:
@@ -47,6 +49,7 @@ class Work(TorchDispatchMode):
         self.flops = 0
         self.bytes_moved = 0
         self.elementwise_bytes = 0
+        self.norm_bytes = 0
         self.products: list[Product] = []
         self._finder, self._samples = Products(layer, samples), samples
         self._flow = ColumnFlow(layer, samples, lambda tensor: self._finder.weights.find(tensor) is not None)
@@ -90,6 +93,8 @@ class Work(TorchDispatchMode):
             self.bytes_moved += size
             self.elementwise_bytes += 0 if flops else size
             self.products += found
+        if "batch_norm" in _name(func):
+            self.norm_bytes += tensor_bytes(inputs[0])
         self._flow.see(func, args, kwargs, result, found)
         return result
 

@@ -19,7 +19,7 @@ from typing import get_args
 import torch
 from scipy.optimize import brentq
 
-from harness.core.model_profile import ModelProfile
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.host import devices
 from harness.interfaces import Model
 from harness.measure import work_together
@@ -54,6 +54,7 @@ def measure(
     channels_last: bool = False,
     reference_s: float = 0.0,
     twice: bool = False,
+    halves: bool = False,
     compiled: bool = False,
 ) -> ModelProfile:
     """The profile of `model` for `micro_batch` samples: seconds are medians of `repeats` rounds after a warm-up,
@@ -62,8 +63,8 @@ def measure(
     `say` gets a line for each of them. All else is what `harness.measure.count_model` counts, on this device. `slowed`
     says whether the machine was busy meanwhile: by threads that waited for a core, and by work that takes `reference_s`
     on a quiet CPU (`harness.measure.reference_work`; 0: not known). With `twice` there is room for a second copy, and
-    `lock_share` is measured on two threads. Raises ValueError for impossible arguments; an error inside a layer says
-    which one it was.
+    `lock_share` is measured on two threads; with `halves` what the layers take for fewer samples, too. Raises
+    ValueError for impossible arguments; an error inside a layer says which one it was.
     """
     check_arguments(micro_batch, dtype)
     if repeats < 1:
@@ -73,32 +74,88 @@ def measure(
     with intra_op_threads(THREADS), torch.random.fork_rng(devices=cuda), dropout.keyed(seed=0, step=0, micro_batch=0):
         pace = Pace(0.0 if cuda else reference_s)
         torch.manual_seed(0)
-        make = partial(Chain, model, micro_batch, getattr(torch, dtype), target, autocast, channels_last, compiled)
-        chain = make()
+        make = partial(
+            Chain,
+            model,
+            dtype=getattr(torch, dtype),
+            device=target,
+            autocast=autocast,
+            channels_last=channels_last,
+            compiled=compiled,
+        )
+        chain = make(micro_batch=micro_batch)
         profile = counted(chain, dtype, autocast)
         clock = Clock(target)
-        paces = [pace.look()]
-        while not _enough(paces[clock.warm_ups :], repeats):
-            say(f"timing layers: round {len(paces)}")
-            clock.new_repeat()
-            chain.step(clock)
-            for _ in range(clock.passes_without_cuts(len(profile.layers))):
-                chain.whole(clock)
-            paces.append(pace.look())
-        slowed = clock.keep_quickest(paces, repeats)
+        slowed = _timed(chain, clock, pace, repeats, say)
+        fewer = _of_fewer(make, micro_batch, target, pace, repeats, say) if halves else None
         share = 0.0
         if twice and not cuda:
             say("timing layers on two threads")
-            share = work_together.lock_share(_pass(chain), _pass(make()))
-    times = (clock.layers(len(profile.layers), phase) for phase in get_args(Phase))
-    layers = [
-        replace(layer, forward_s=forward_s, backward_s=backward_s)
-        for layer, forward_s, backward_s in zip(profile.layers, *times, strict=True)
-    ]
+            share = work_together.lock_share(_pass(chain), _pass(make(micro_batch=micro_batch)))
+    layers = _with_times(profile.layers, clock, fewer)
     slowed = max(clock.slowed(), slowed)
-    return replace(
-        profile, layers=tuple(layers), source=_source(target), times="measured", slowed=slowed, lock_share=share
+    return replace(profile, layers=layers, source=_source(target), times="measured", slowed=slowed, lock_share=share)
+
+
+def _timed(chain: Chain, clock: Clock, pace: Pace, repeats: int, say: Callable[[str], None]) -> float:
+    """Time the layers of a chain for `repeats` quiet rounds; returns by how much other programs slowed these."""
+    paces = [pace.look()]
+    while not _enough(paces[clock.warm_ups :], repeats):
+        say(f"timing layers: round {len(paces)}")
+        clock.new_repeat()
+        chain.step(clock)
+        for _ in range(clock.passes_without_cuts(len(chain.layers))):
+            chain.whole(clock)
+        paces.append(pace.look())
+    return clock.keep_quickest(paces, repeats)
+
+
+def _of_fewer(
+    make: Callable[..., Chain], samples: int, device: torch.device, pace: Pace, repeats: int, say: Callable[[str], None]
+) -> tuple[float, Clock] | None:
+    """The layers' times for half of the samples: which share of the samples that is, and the clock. None for a single
+    sample, and where a layer cannot take fewer: a batch norm of one number, a layer with a fixed batch size."""
+    half = samples // 2
+    if not half:
+        return None
+    say(f"timing layers for {half} of {samples} samples")
+    clock = Clock(device)
+    try:
+        _timed(make(micro_batch=half), clock, pace, repeats, lambda text: None)
+    except Exception:  # a layer may raise anything; the model itself has just run
+        return None
+    return half / samples, clock
+
+
+def _with_times(
+    layers: Sequence[LayerProfile], clock: Clock, fewer: tuple[float, Clock] | None
+) -> tuple[LayerProfile, ...]:
+    times = [clock.layers(len(layers), phase) for phase in get_args(Phase)]
+    fixed = [[0.0] * len(layers)] * len(times)
+    if fewer:
+        share, other = fewer
+        fixed = [
+            fixed_parts(whole, other.layers(len(layers), phase), share)
+            for whole, phase in zip(times, get_args(Phase), strict=True)
+        ]
+    return tuple(
+        replace(layer, forward_s=forward_s, backward_s=backward_s, forward_fixed=forward, backward_fixed=backward)
+        for layer, forward_s, backward_s, forward, backward in zip(layers, *times, *fixed, strict=True)
     )
+
+
+def fixed_parts(whole_s: Sequence[float], fewer_s: Sequence[float], share: float) -> list[float]:
+    """The part of each layer's time that does not depend on the samples, by its times for all of them and for a
+    `share`. Errors of single layers, of which none has less than no part, do not add up: the parts of all are right in
+    the sum."""
+
+    def fixed_s(whole: float, fewer: float) -> float:
+        return (fewer - share * whole) / (1 - share)
+
+    each = [min(max(0.0, fixed_s(*both)), both[0]) for both in zip(whole_s, fewer_s, strict=True)]
+    wanted, found = max(0.0, fixed_s(sum(whole_s), sum(fewer_s))), sum(each)
+    part = min(1.0, wanted / found) if found else 0.0
+    return [part * seconds / whole if whole else 0.0 for seconds, whole in zip(each, whole_s, strict=True)]
 
 
 def _enough(paces: Sequence[float], repeats: int) -> bool:

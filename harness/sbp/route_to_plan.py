@@ -187,9 +187,9 @@ def device_share(profile: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
     """Returns the profile of one device of each stage: its share of the work, the weights and the saved tensors.
 
     Work, outputs and saved tensors are split evenly over the tensor parallel size; a gathered input is kept whole.
-    Weights are split by p1 p2, and evenly where the plan has no strategies. Times are split evenly, unless smaller
-    matmuls are known to be less efficient (`harness.simulator.layer_times.price_shares`). Buffers of exchanges are not
-    included: see `with_exchanges`.
+    Weights are split by p1 p2, and evenly where the plan has no strategies. So are times, but for the part that fewer
+    samples take, too (`LayerProfile.shared_by`), unless smaller matmuls are known to be less efficient
+    (`harness.simulator.layer_times.price_shares`). Buffers of exchanges are not included: see `with_exchanges`.
     """
     devices = plan.mesh.tensor
     if devices == 1:
@@ -275,14 +275,16 @@ def with_exchanges(share: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
 def _share(layer: LayerProfile, devices: int, elsewhere: int, gathered: int) -> LayerProfile:
     """Returns one device's share of a layer; `elsewhere` are the bytes of its weights on other devices."""
     tied = tuple(replace(parameter, bytes=max(0, parameter.bytes - elsewhere)) for parameter in layer.tied)
+    forward_s, backward_s = layer.shared_by(devices)
     return replace(
         layer,
-        forward_s=layer.forward_s / devices,
-        backward_s=layer.backward_s / devices,
+        forward_s=forward_s,
+        backward_s=backward_s,
         flops=layer.flops / devices,
         bytes_moved=layer.bytes_moved / devices,
         elementwise_bytes=layer.elementwise_bytes / devices,
         param_bytes=layer.param_bytes - elsewhere,
+        norm_bytes=layer.norm_bytes // devices,
         output_bytes=layer.output_bytes // devices,
         saved_bytes=layer.saved_bytes // devices + gathered,
         working_bytes=layer.working_bytes // devices,

@@ -185,7 +185,7 @@ def has_times(profile: ModelProfile) -> bool:
 
 def _timed(profile: ModelProfile, forward_s: Sequence[float]) -> ModelProfile:
     layers = (
-        replace(layer, forward_s=seconds, backward_s=BACKWARD * seconds)
+        replace(layer, forward_s=seconds, backward_s=BACKWARD * seconds, forward_fixed=0.0, backward_fixed=0.0)
         for layer, seconds in zip(profile.layers, forward_s, strict=True)
     )
     return replace(profile, layers=tuple(layers))

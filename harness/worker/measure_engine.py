@@ -48,11 +48,14 @@ CHAINS = (
     ((4, 6, 16), 4),
     ((4, 1, 1024), 4),
     ((4, 1, 16, 4), 4),
+    ((12, 1, 128, 1, 128), 2),
     ((4, 2, 128, 0, 1024), 2),
 )
 """Layers of a chain, matmuls of each layer, with two weights each, their width, batch norms after them, and rows of a
 sample (0: it is one vector); and the micro-batches of a step on each replica. The last one has kernels of
 milliseconds and activations that no cache holds: they take longer where other devices compute at the same time. The
+one before it has batch norms of images' size with work between them, so that ranks that exchange sums wait for one
+another. The
 wide ones' weights are larger than a core's cache: smaller ones would be in it when a layer is profiled, and not when
 the engine trains, so that reading them would count as the engine's time."""
 DEVICES, SAMPLES = 2, 2
@@ -91,7 +94,7 @@ class TinyChain:
 
     def _layer(self) -> nn.Sequential:
         matmuls = [nn.Linear(self.width, self.width) for _ in range(self.matmuls)]
-        norms = [nn.BatchNorm1d(self.width) for _ in range(self.norms)]
+        norms = [nn.BatchNorm1d(self.rows or self.width) for _ in range(self.norms)]
         return nn.Sequential(*matmuls, *norms, *([nn.GELU()] if self.rows else []))
 
     def sample(self, n: int) -> Batch:
@@ -154,7 +157,14 @@ def _seen(config: DictConfig, engine: Engine, model: TinyChain, here: Machine, s
     say(f"training {model.depth} layers of {model.matmuls} matmuls with engine={config.engine.name}")
     threads = not engine.capabilities.multi_process
     profile = profile_model.measure(
-        model, SAMPLES, "float32", "cpu", REPEATS, reference_s=here.reference_s, twice=threads
+        model,
+        SAMPLES,
+        "float32",
+        "cpu",
+        REPEATS,
+        reference_s=here.reference_s,
+        twice=threads,
+        halves=engine.capabilities.tensor,
     )
     draft = _draft(config, engine, profile, cluster_config.build(cluster_config.from_group(config.cluster), here))
     names = ("cpu",) * DEVICES

@@ -53,6 +53,7 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
     def make(count: int) -> ModelProfile:
         say(f"profiling {model.name}, micro-batches of {count}")
         needed, by_value = check_size(model, count, precision.dtype, precision.autocast, there)
+        room = not by_value and COPIES * needed <= there
         found = profile_model.measure(
             model,
             count,
@@ -63,7 +64,8 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
             channels_last=precision.channels_last,
             compiled=precision.compile,
             reference_s=reference_s,
-            twice=not by_value and COPIES * needed <= there and devices.cores() > 1,
+            twice=room and devices.cores() > 1,
+            halves=room and not precision.compile,  # which takes long
         )
         return replace(found, by_value=by_value)
 

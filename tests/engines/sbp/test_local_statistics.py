@@ -77,3 +77,13 @@ def test_by_default_all_samples_count_and_each_norm_gathers_twice() -> None:
     check_equal(exact, alone(run), 1e-12)
     assert calls["all_gather@statistics"] == 2 * NORMS * run.plan.micro_batches
     assert calls["all_reduce@small parameters"] == 1
+
+
+def test_local_statistics_have_no_cost_of_exchanges():
+    profile = count(Normed(), 4, "float64")
+    assert [layer.norms for layer in profile.layers] == [1, 1, 0] and profile.layers[0].norm_bytes == 4 * 4 * 16 * 8
+    plan = by_samples(1).plan
+    assert build(Config()).layers(plan, profile) is profile
+    local = build(Config(local_statistics=True)).layers(plan, profile)
+    assert not any(layer.norms or layer.norm_bytes for layer in local.layers)
+    assert [replace(one, norms=0, norm_bytes=0) for one in profile.layers] == [*local.layers]

@@ -71,6 +71,15 @@ def test_flops_of_a_product_and_a_convolution():
     assert work.flops == 2 * 3 * 4 * 5 + 2 * (2 * 10 * 10) * (9 * 3 * 8)
 
 
+def test_what_batch_norms_read():
+    images = torch.empty(2, 3, 10, 10)
+    with work_alone() as work:
+        nn.Conv2d(3, 8, 1)(nn.BatchNorm2d(3)(images).relu())
+        assert work.norm_bytes == 4 * images.numel()
+        nn.LayerNorm(10)(nn.BatchNorm2d(3).eval()(images))
+    assert work.norm_bytes == 2 * 4 * images.numel()
+
+
 @given(st.lists(st.sampled_from(sorted(CASES)), max_size=5))
 def test_work_adds_up(names):
     apart = []

@@ -186,6 +186,51 @@ def test_times_belong_to_their_layer_and_direction():
     assert max(before.forward_s, before.backward_s, after.forward_s, after.backward_s) < 0.010
 
 
+class SleepsBySamples(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.005 * len(x))
+        return x
+
+
+def test_what_fewer_samples_take_too_is_fixed():
+    def layers():
+        return nn.Sequential(nn.Linear(2, 2), Sleeper(), SleepsBySamples(), nn.Linear(2, 2))
+
+    profile = measure(Net(layers, (2,)), 4, "float32", "cpu", 3, halves=True)
+    _, asleep, by_samples, _ = profile.layers
+    assert asleep.forward_fixed > 0.8 and asleep.backward_fixed > 0.8
+    assert by_samples.forward_fixed < 0.15
+    assert by_samples.shared_by(2)[0] == pytest.approx(0.010, rel=0.3)
+    assert asleep.shared_by(4)[0] == pytest.approx(0.010, rel=0.3)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_layers_that_cannot_take_fewer_samples_share_evenly(samples):
+    """A batch norm of single samples has no variance."""
+
+    def layers():
+        norm = nn.BatchNorm1d(8) if samples == 2 else nn.Identity()
+        return nn.Sequential(nn.Linear(2, 8), norm, nn.Linear(8, 2))
+
+    profile = measure(Net(layers, (2,)), samples, "float32", "cpu", 1, halves=True)
+    assert {(layer.forward_fixed, layer.backward_fixed) for layer in profile.layers} == {(0.0, 0.0)}
+    assert all(layer.forward_s > 0 for layer in profile.layers)
+
+
+def test_fixed_parts_are_found_again_and_their_errors_do_not_add_up():
+    fixed, each = [2.0, 0.0, 1.0], [1.0, 3.0, 0.0]
+
+    def seconds(samples: int) -> list[float]:
+        return [one + samples * other for one, other in zip(fixed, each, strict=True)]
+
+    parts = profile_model.fixed_parts(seconds(8), seconds(2), 2 / 8)
+    assert parts == pytest.approx([2 / 10, 0, 1])
+    noisy = profile_model.fixed_parts([10.0, 10.0, 10.0, 10.0], [5.5, 4.5, 5.5, 4.5], 1 / 2)
+    assert noisy == pytest.approx([0] * 4), "half of them seem to have some, none of all has"
+    assert profile_model.fixed_parts([0.0], [0.0], 1 / 2) == [0.0]
+    assert profile_model.fixed_parts([1.0], [3.0], 1 / 2) == [1.0], "no more than all"
+
+
 class SlowAtFirst(nn.Module):
     """Sleeps in its first two calls (the count and the warm-up), and once more later."""
 

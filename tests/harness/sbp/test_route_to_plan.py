@@ -150,6 +150,18 @@ def test_shares_are_priced_again_where_small_products_are_less_efficient():
             assert (own.forward_s, own.backward_s) == pytest.approx((wanted, 2 * wanted))
 
 
+def test_what_fewer_samples_take_too_is_not_shared():
+    profile = dense((64, 128, 32), samples=8)
+    layers = [replace(one, forward_s=4.0, backward_s=8.0, norm_bytes=64) for one in profile.layers]
+    layers[0] = replace(layers[0], forward_fixed=0.25, backward_fixed=0.5)
+    profile = replace(profile, layers=tuple(layers))
+    plan = Plan(Mesh(tensor=2), (Stage(0, 1, 0),), strategy={"linear_0": (1, 2, 1), "linear_1": (1, 1, 2)})
+    first, second = device_share(profile, plan, chain_from_profile(profile)).layers
+    assert (first.forward_s, first.backward_s) == (1 + 3 / 2, 4 + 4 / 2)
+    assert (second.forward_s, second.backward_s) == (2, 4)
+    assert (first.norm_bytes, second.norm_bytes) == (32, 32)
+
+
 def test_what_is_gathered_is_kept():
     profile = dense((64, 128, 32))
     found = costs(profile, 2)

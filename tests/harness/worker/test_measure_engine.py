@@ -25,7 +25,7 @@ from harness.worker.measure_engine import CHAINS, Seen, TinyChain, fitted, took_
 
 KNOWN = {
     "F": TaskCost("F", 3e-4, 2e-5, 5e-6, 1e-10, share=0.1),
-    "B": TaskCost("B", 2e-4, 0.0, 1e-5, 0.0, share=0.2),
+    "B": TaskCost("B", 2e-4, 0.0, 1e-5, 0.0, 3e-5, 1e-9, share=0.2),
     "step": TaskCost("step", 5e-5, 0.0, 4e-6, 2e-11),
 }
 
@@ -49,6 +49,7 @@ def profile_of(depth: int, matmuls: int, width: int, norms: int = 0, rows: int =
         param_bytes=size * matmuls + 8 * width * norms,
         weights=2 * matmuls + 2 * norms,
         norms=norms,
+        norm_bytes=norms * 4 * 2 * width * max(1, rows),
         output_bytes=4 * 2 * width * max(1, rows),
         saved_bytes=4 * 2 * width * max(1, rows),
         products=products,
@@ -95,8 +96,8 @@ def test_an_engine_that_takes_nothing_costs_nothing() -> None:
     found = fitted(composed("ddp"), built, seen)
     assert (found.host_s, found.step_s) == pytest.approx((0, 0), abs=1e-9)
     for one in found.ops:
-        costs = (one.base_s, one.layer_s, one.weight_s, one.byte_s, one.norm_s)
-        assert costs == pytest.approx((0,) * 5, abs=1e-9) and one.share == pytest.approx(0, abs=1e-6)
+        costs = (one.base_s, one.layer_s, one.weight_s, one.byte_s, one.norm_s, one.norm_byte_s)
+        assert costs == pytest.approx((0,) * 6, abs=1e-9) and one.share == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("engine", ["torchgpipe", "pipeline"])
