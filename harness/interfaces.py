@@ -268,6 +268,12 @@ class Session(Protocol):
     It is made before ranks are forked. What takes long, or needs a group of ranks, is done when its context is entered.
     """
 
+    @property
+    def pass_modules(self) -> nn.Module:
+        """The modules that run in the passes of this process, with all copies of their weights: what passes leave in
+        them is in checkpoints."""
+        ...
+
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
         """Forward, backward and one optimizer step on a global batch; `meter` counts memory (slower on CPU)."""
         ...
