@@ -90,3 +90,13 @@ def test_the_point_of_a_search_is_not_refused_for_a_mesh_that_it_does_not_have(t
     for more in (["engine.schedule=all"], ["precision=fp16"]):
         found = run_point.composed(Point.of(["mode=tune", *FLAT, "engine=pipeline", *more]))
         assert isinstance(found, RunRecord) and keys(found.problems) == [more[0].partition("=")[0]]
+
+
+def test_a_file_that_recomputes_is_not_ruled_out_by_what_others_keep(tmp_path: Path) -> None:
+    """Devices of a V need the activations of one of their two stages at once."""
+    rows_ = "0F0,3F0,3R0,3B0,0R0,0B0\n1F0,2F0,2R0,2B0,1R0,1B0\n"
+    typed = ["engine=pipeline", "mesh.pipeline=2", "mesh.data=1", "batch.micro_batches=1", "cluster.memory_gb=0.07"]
+    found = searched(tmp_path, *typed, made(tmp_path, rows_))
+    assert max(line.simulated_memory_bytes or 0 for line in found.simulated) < 0.07e9
+    with pytest.raises(CannotRun, match="memory"):
+        searched(tmp_path, *typed, made(tmp_path, rows_.replace("3R0,", "").replace("0R0,", "")))
