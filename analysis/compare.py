@@ -12,9 +12,9 @@ one is worse:
 Points with the same keys are compared; two single runs are, whatever their keys. The interval is that of the ratio of
 two medians, by a bootstrap over the measured steps in metrics.jsonl; of a benchmark it follows from quartiles and
 rounds; records in a pack have no steps, and so no interval. A difference is real if the interval leaves out 1. Else
-there is none where the interval is narrower than --resolution percent, and where it is wider it is not resolved. Exit
-code 1: a figure is worse by more than --max-regression percent, and that is no noise as far as known; or a point is ok
-in the first alone.
+there is none where the interval is narrower than --resolution percent, and where it is wider it is not resolved. Losses
+are compared after equally many steps. Exit code 1: a figure is worse by more than --max-regression percent, and that is
+no noise as far as known; or a point that is ok in the first has failed in the second.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import argparse
 import json
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -77,6 +78,12 @@ class Difference:
         return self.second / self.first if self.first else math.nan
 
     @property
+    def increase(self) -> float:
+        """Of second over first, as a part of it: a loss may be negative, or nothing."""
+        more = self.second - self.first
+        return more / abs(self.first) if self.first else math.copysign(math.inf, more) if more else 0.0
+
+    @property
     def is_noise(self) -> bool:
         return self.low is not None and self.high is not None and self.low <= 1.0 <= self.high
 
@@ -88,11 +95,11 @@ class Difference:
             furthest = max(1 - self.low, self.high - 1)
             narrow = self.high - self.low <= resolution
             return f"no difference (within {100 * furthest:.1f} %)" if narrow else "not resolved"
-        return "worse" if self.ratio > 1 else "better"
+        return "worse" if self.increase > 0 else "better"
 
     def is_regression(self, percent: float) -> bool:
         """Whether the second is worse by more than so many percent, and that is no noise as far as known."""
-        return not self.is_noise and self.ratio > 1 + percent / 100
+        return not self.is_noise and self.increase > percent / 100
 
 
 def _step_times(record: RunRecord) -> list[float]:
@@ -106,6 +113,7 @@ def _memory(record: RunRecord) -> float | None:
     return max((one for one in record.metrics.get("peak_memory_bytes") or () if one is not None), default=None)
 
 
+LOSS = "loss"
 FIGURES = {
     "step_time_s": Figure(
         lambda record: record.metrics.get("step_time_s"),
@@ -114,9 +122,7 @@ FIGURES = {
         lambda record: record.metrics.get("step_spread"),
     ),
     "memory": Figure(_memory, size),
-    "loss": Figure(
-        lambda record: record.metrics.get("loss"), lambda value: UNKNOWN if value is None else number(value)
-    ),
+    LOSS: Figure(lambda record: record.metrics.get("loss"), lambda value: UNKNOWN if value is None else number(value)),
 }
 """Step time, memory of the fullest device, loss of the last step."""
 
@@ -138,7 +144,7 @@ def differences(first: RunRecord, second: RunRecord, names: Sequence[str]) -> It
     for name in names:
         figure = FIGURES[name]
         one, other = figure.value(first), figure.value(second)
-        if one is None or other is None:
+        if one is None or other is None or (name == LOSS and _steps(first) != _steps(second)):
             continue
         steps = figure.steps(first), figure.steps(second)
         spreads = [spread for spread in (figure.spread(first), figure.spread(second)) if spread is not None]
@@ -152,17 +158,40 @@ def differences(first: RunRecord, second: RunRecord, names: Sequence[str]) -> It
 
 
 def pairs(first: Sequence[RunRecord], second: Sequence[RunRecord]) -> dict[str, tuple[RunRecord, RunRecord]]:
-    """The runs to compare, by a title: those with the same keys, or the only two."""
+    """The runs to compare, by a title: those with the same keys, or the only two.
+
+    Of several that differ in keys which do not count alone, as in steps, those that have these in common, too.
+    """
     if len(first) == len(second) == 1:
         titles = dict.fromkeys(_title(_key(one)) for one in (first[0], second[0]))
         return {" and ".join(titles): (first[0], second[0])}
-    known = {_key(record): record for record in second}
-    return {_title(key): (record, known[key]) for record in first if (key := _key(record)) in known}
+    own, others = _by_key(first), _by_key(second)
+    found: dict[str, tuple[RunRecord, RunRecord]] = {}
+    for key in own.keys() & others.keys():
+        alone = len(own[key]) == len(others[key]) == 1
+        exact = {records.point_of(record): record for record in others[key]}
+        for record in own[key]:
+            point = records.point_of(record)
+            if other := others[key][0] if alone else exact.get(point):
+                found[_title(key if alone else point)] = record, other
+    return dict(sorted(found.items()))
+
+
+def _by_key(found: Sequence[RunRecord]) -> dict[frozenset[str], list[RunRecord]]:
+    groups: dict[frozenset[str], list[RunRecord]] = defaultdict(list)
+    for record in found:
+        groups[_key(record)].append(record)
+    return groups
 
 
 def _key(record: RunRecord) -> frozenset[str]:
     kept = (text for text in records.point_of(record) if text.partition("=")[0].partition(".")[0] not in NOT_COMPARED)
     return frozenset(kept)
+
+
+def _steps(record: RunRecord) -> int:
+    """Steps after which a run has its loss."""
+    return int(record.config.get("warmup", 0)) + int(record.config.get("steps", 0))
 
 
 def _title(key: frozenset[str]) -> str:
@@ -175,9 +204,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("first", metavar="A", help=SOURCE)
     parser.add_argument("second", metavar="B")
     parser.add_argument("--figures", default=",".join(FIGURES), help=f"of {', '.join(FIGURES)}; by default all")
-    parser.add_argument("--max-regression", type=float, default=5.0, metavar="PERCENT", help="by default 5")
+    parser.add_argument("--max-regression", type=_percent, default=5.0, metavar="PERCENT", help="by default 5")
     parser.add_argument(
-        "--resolution", type=float, default=100 * NARROW, metavar="PERCENT", help=f"by default {100 * NARROW:g}"
+        "--resolution", type=_percent, default=100 * NARROW, metavar="PERCENT", help=f"by default {100 * NARROW:g}"
     )
     options = parser.parse_args(arguments)
     names = [name.strip() for name in options.figures.split(",")]
@@ -187,44 +216,68 @@ def main(arguments: Sequence[str]) -> int:
             raise CannotRun([Problem("--figures", name, message) for name in unknown], SELF)
         found, lines, failed = _loaded(options.first, options.second)
         rows = [(title, one) for title, (first, second) in found.items() for one in differences(first, second, names)]
-        if not rows:
+        if not rows and not failed:
             raise CannotRun([Problem("--figures", options.figures, "is in no two runs that are compared")], SELF)
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
     worse = [one for _, one in rows if one.is_regression(options.max_regression)]
     console = Console()
-    _show(rows, options, console if console.is_terminal else Console(width=160))
+    if rows:
+        _show(rows, options, console if console.is_terminal else Console(width=160))
     for line in [*lines, *failed]:
         print(line)
     print(f"{len(worse)} of {len(rows)} figures are worse by more than {options.max_regression:g} %")
     return REGRESSED if worse or failed else 0
 
 
+def _percent(text: str) -> float:
+    found = float(text)
+    if math.isnan(found):  # no figure is worse than that
+        raise argparse.ArgumentTypeError(f"{text} is no number")
+    return found
+
+
 def _loaded(first: str, second: str) -> tuple[dict[str, tuple[RunRecord, RunRecord]], list[str], list[str]]:
     """The runs to compare; lines about those that are skipped or on one side alone, and about those that are ok in the
-    first alone. Raises CannotRun without two to compare."""
+    first and have failed in the second. Raises CannotRun where there are none of these."""
     names, loaded = (first, second), [_source(name) for name in (first, second)]
     sides = [_ok(one.records) for one in loaded]
     found = pairs(*sides)
     skipped = [f"skipped {one.place}: {one.why}" for side in loaded for one in side.skipped]
-    if not found:
+    matched = {id(record) for both in found.values() for record in both}
+    alone = [[record for record in own if id(record) not in matched] for own in sides]
+    ended = [record for record in _newest(loaded[1].records) if record.status != "ok"]
+    failed, only = [], []
+    for record in alone[0]:
+        others = ended if len(sides[0]) == 1 == len(loaded[1].records) else _of_point(record, ended)
+        if others:
+            failed.append(f"{_named(record, sides[0])} is {others[-1].status} in {second}")
+        else:
+            only.append(f"only in {first}: {_named(record, sides[0])}")
+    only += [f"only in {second}: {_named(record, sides[1])}" for record in alone[1]]
+    if not found and not failed:
         counts = " and ".join(f"{len(own)} in {name}" for own, name in zip(sides, names, strict=True))
         message = "; ".join([f"have no run that is ok with the same keys ({counts})", *skipped])
         raise CannotRun([Problem("A B", None, message)], SELF)
-    matched = {id(record) for both in found.values() for record in both}
-    alone = [
-        f"only in {name}: {_title(_key(record))}"
-        for name, own in zip(names, sides, strict=True)
-        for record in own
-        if id(record) not in matched
+    other = [
+        f"{LOSS} after {_steps(one)} and after {_steps(two)} steps is not compared: {title}"
+        for title, (one, two) in found.items()
+        if _steps(one) != _steps(two)
     ]
-    ended = {_key(record): record.status for record in loaded[1].records if record.status != "ok"}
-    before, after = ({_key(record) for record in own} for own in sides)
-    failed = [
-        f"{_title(key)} is {ended[key]} in {second}" for key in sorted(before - after, key=_title) if key in ended
-    ]
-    return found, [*skipped, *alone], failed
+    return found, [*skipped, *other, *only], sorted(failed)
+
+
+def _of_point(record: RunRecord, others: Sequence[RunRecord]) -> list[RunRecord]:
+    """Those of the same point; where there are none, those with the same keys."""
+    same = [one for one in others if records.point_of(one) == records.point_of(record)]
+    return same or [one for one in others if _key(one) == _key(record)]
+
+
+def _named(record: RunRecord, side: Sequence[RunRecord]) -> str:
+    """A run by its keys that count, or by all where another one of its side has the same."""
+    several = len(_by_key(side)[_key(record)]) > 1
+    return _title(records.point_of(record) if several else _key(record))
 
 
 def _source(name: str) -> records.Loaded:
@@ -236,7 +289,11 @@ def _source(name: str) -> records.Loaded:
 
 
 def _ok(loaded: Sequence[RunRecord]) -> list[RunRecord]:
-    return [record for record in records.newest(loaded, records.point_of).values() if record.status == "ok"]
+    return [record for record in _newest(loaded) if record.status == "ok"]
+
+
+def _newest(loaded: Sequence[RunRecord]) -> list[RunRecord]:
+    return [*records.newest(loaded, records.point_of).values()]
 
 
 def _show(rows: Sequence[tuple[str, Difference]], options: Any, console: Console) -> None:

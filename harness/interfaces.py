@@ -268,39 +268,37 @@ class Session(Protocol):
     It is made before ranks are forked. What takes long, or needs a group of ranks, is done when its context is entered.
     """
 
+    @property
+    def pass_modules(self) -> nn.Module:
+        """The modules that run in the passes of this process, with all copies of their weights: what passes leave in
+        them is in checkpoints."""
+
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
         """Forward, backward and one optimizer step on a global batch; `meter` counts memory (slower on CPU)."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return {"model": ..., "optimizer": {name: {...}}, "step": steps done}, with the keys of the whole Sequential.
 
         An engine that scales its losses adds "loss_scale", which others ignore.
         """
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load weights, optimizer state and step from the `state_dict` of any engine."""
-        ...
 
     def gradient_norms(self) -> dict[str, float]:
         """Return the norms of the gradients of the last step in this process, by names in the whole model.
 
         Those of shards have names that say so: "a shard of linear_0.weight".
         """
-        ...
 
     def stage_of(self, name: str) -> int:
         """Return the stage of a gradient of this process, by the name that `gradient_norms` gives it."""
-        ...
 
     def activity(self) -> Activity:
         """Return what this process is doing now. Called from another thread, for a process that hangs."""
-        ...
 
     def trace(self) -> Trace:
         """The last steps, at most `harness.core.trace.KEPT_STEPS` of them."""
-        ...
 
 
 class ShardedSession(Session, Protocol):
@@ -311,12 +309,10 @@ class ShardedSession(Session, Protocol):
         torch.distributed.checkpoint takes it: whole tensors, DTensors, `harness.runtime.state_shards.Blocks`.
 
         `load_state_dict` takes both together."""
-        ...
 
     def empty_shards(self, keys: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         """Return this rank's part of the same, for a checkpoint to be read into; `keys` are those of each parameter's
         optimizer state."""
-        ...
 
 
 class Engine(ABC):
@@ -353,6 +349,8 @@ class Engine(ABC):
         return {}
 
     picks_best = False
+    may_recompute = False
+    """Whether `ordered` may give plans recomputations, whatever the request says."""
 
     def ordered(
         self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, refused: Refused

@@ -139,6 +139,10 @@ class DelayedSession(LocalSession):
     def held_tensors(self) -> list[Tensor]:
         return [tensor for stage in self.stages for tensor in stage.held()]
 
+    @property
+    def pass_modules(self) -> nn.Module:
+        return nn.ModuleList([stage.module for stage in self.stages])
+
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Return the newest weights."""
         return {name: parameter for stage in self.stages for name, parameter in stage.own.items()}

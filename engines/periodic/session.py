@@ -99,6 +99,10 @@ class PeriodicSession(LocalSession):
         """Return the parameters that the optimizers own; each update uses up their gradients."""
         return {name: parameter for stage in self.stages for name, parameter in stage.own.items()}
 
+    @property
+    def pass_modules(self) -> nn.Module:
+        return nn.ModuleList([copied for stage in self.stages for copied in stage.copies])
+
     def gradient_norms(self) -> dict[str, float]:
         return self.updates.norms()
 

@@ -138,6 +138,7 @@ class PipelineEngine(Engine):
         self.file = config.schedule if action_file.is_file(config.schedule) else None
         self.family = FAMILIES.get(config.schedule, FAMILIES[PLACED.get(config.placement, "1f1b")])
         self.picks_best = config.schedule == SEARCH
+        self.may_recompute = bool(self.file) or self.picks_best
         self.capabilities = Capabilities(
             data=True,
             multi_process=True,

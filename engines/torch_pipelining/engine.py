@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 from harness.core.cluster import Cluster
@@ -79,6 +80,18 @@ def check(config: Config) -> list[Problem]:
     return found or wrong_chunks(config.schedule, config.chunks, CHUNKS, least=2)
 
 
+@lru_cache(maxsize=4)
+def _unsupported(file: str, state: action_file.State) -> tuple[Problem, ...]:
+    """What a file that is in a `state` may have, and torch has not: asked again for each number of devices."""
+    actions = action_file.read(file)
+    other: Fix = {"engine": "pipeline", KEY: file}  # which executes any file
+    return (
+        *plan_order.recomputed(actions, file, other),
+        *plan_order.losses_out_of_order(actions, file, other),
+        *plan_order.waiting_pairs(actions, file, other),
+    )
+
+
 def build(config: Config) -> TorchPipeliningEngine:
     return TorchPipeliningEngine(config)
 
@@ -95,22 +108,14 @@ class TorchPipeliningEngine(Engine):
         """Numbers of micro-batches; the first fix is one that divides the batch, where there is one."""
         m, n = request.batch.micro_batches, request.pipeline
         if self.file:
-            refused = plan_order.refused(self.file, n, m, request.layers) or self._unsupported(self.file)
+            refused = plan_order.refused(self.file, n, m, request.layers)
+            if not plan_order.refused(self.file):
+                refused += _unsupported(self.file, action_file.state_of(self.file))
             return plan_order.whole(refused, request.batch.size, request.data, cluster.devices)
         if (problem := self._refused(m, n)) is None:
             return []
         shares = request.batch.size // request.data
         return [replace(problem, fixes=micro_batch_fixes(m, shares, lambda count: self._refused(count, n)))]
-
-    def _unsupported(self, file: str) -> list[Problem]:
-        """What a file may have, and torch has not."""
-        actions = action_file.read(file)
-        other: Fix = {"engine": "pipeline", KEY: file}  # which executes any file
-        return [
-            *plan_order.recomputed(actions, file, other),
-            *plan_order.losses_out_of_order(actions, file, other),
-            *plan_order.waiting_pairs(actions, file, other),
-        ]
 
     def _refused(self, micro_batches: int, devices: int) -> Problem | None:
         """What is wrong with these numbers for the class of torch."""

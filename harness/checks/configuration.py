@@ -58,7 +58,10 @@ def _against_request(config: DictConfig) -> list[Problem]:
     engine: Engine | None = _possible(lambda: registry.build("engine", config.engine), found)
     if engine:
         built, keys = engine, plain(config)  # an engine is asked about each number of stages
-        found += _possible(lambda: engine_support.early(keys, built, cluster), found) or []
+        if config.mode == "tune":
+            found += _possible(lambda: engine_support.on_any_mesh(keys, built), found) or []
+        else:
+            found += _possible(lambda: engine_support.early(keys, built, cluster), found) or []
     return found
 
 

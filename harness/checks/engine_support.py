@@ -13,7 +13,7 @@ from harness.checks.mesh import given_balance, resolve
 from harness.config import registry
 from harness.core.cluster import Cluster
 from harness.core.plan import Mesh, Plan
-from harness.core.problem import Fix, Problem
+from harness.core.problem import LEAVE_OUT, Fix, Problem
 from harness.host import open_files
 from harness.interfaces import BatchShape, Engine, PlanRequest
 from harness.launch import rank_starter
@@ -30,20 +30,29 @@ def early(config: DictConfig, engine: Engine, cluster: Cluster | None) -> list[P
     asked = checks_request.request(config, engine.capabilities, cluster)
     asked += formats.lacking(config, engine.capabilities, cluster) if cluster else []
     asked += rank_starter.problems(config, engine.capabilities)
-    asked += _compares(config, engine)
+    asked += compares(config, engine)
     return [problem for problem in asked if not problem.fixes or problem.fixes[0].keys() not in fixed] + own
 
 
-def _compares(config: DictConfig, engine: Engine) -> list[Problem]:
-    """A setting that stands for several ones, in a mode that needs one."""
+def on_any_mesh(config: DictConfig, engine: Engine) -> list[Problem]:
+    """What is wrong with the request whatever the mesh and the micro-batches are: those are mode=tune's to choose."""
+    found = checks_request.on_any_mesh(config, engine.capabilities)
+    return found + rank_starter.problems(config, engine.capabilities) + compares(config, engine)
+
+
+def compares(config: DictConfig, engine: Engine) -> list[Problem]:
+    """A setting that stands for several ones, in a mode that needs one; mode=tune searches some without it."""
     others = engine.alternatives()
     if not others or engine.picks_best or config.mode in ("plan", "simulate"):
         return []
     first = next(iter(others.values()))
     key = next(iter(first))
     message = f"compares {len(others)} settings in mode=plan and mode=simulate, mode={config.mode} needs one"
-    value = config.engine[key.removeprefix("engine.")]
-    return [Problem(key, value, message, (first, {"mode": "plan"}))]
+    name = key.removeprefix("engine.")
+    keys = getattr(registry.schemas()["engine", config.engine.name], "SEARCHED", {})
+    searched = config.mode == "tune" and name in keys
+    fixes: tuple[Fix, ...] = ({key: LEAVE_OUT} if searched else first, {"mode": "plan"})
+    return [Problem(key, config.engine[name], message, fixes)]
 
 
 def refused(config: DictConfig, engine: Engine, cluster: Cluster) -> list[Problem]:

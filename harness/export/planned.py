@@ -18,7 +18,7 @@ from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.builders.interleaved import interleaved
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.builders.zero_bubble import zbv
-from harness.schedule.families import micro_batch_fixes
+from harness.schedule.families import FAMILIES, micro_batch_fixes
 
 CHECKPOINT = "engine.checkpoint"
 TORCH_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved1f1b": "Interleaved1F1B", "zbv": "ZBVZeroBubble"}
@@ -96,8 +96,10 @@ def _refused_order(planned: Planned, system: str, orders: Sequence[str], fix: Fi
     if order in orders or (order == "gpipe" and len(planned.plan.stages) == 1):
         return []
     where = f" on devices {', '.join(map(str, planned.schedule.devices))}" if planned.stages_per_device > 1 else ""
-    message = f"runs {order or 'passes in an order of its own'}{where}, {system} has {', '.join(orders)}"
-    if order and planned.config.engine.get("schedule") == order:
+    given = planned.config.engine.get("schedule")
+    own = order or (given if given in FAMILIES else "passes in an order of its own")
+    message = f"runs {own}{where}, an export to {system} has {', '.join(orders)}"
+    if order and given == order:
         also_here = engine == "pipeline" or orders[0] != "1f1b" or not _too_few(planned)
         return [Problem("engine.schedule", order, message, ({"engine.schedule": orders[0]} if also_here else fix,))]
     return [Problem("engine", engine, message, (fix,))]
@@ -150,6 +152,13 @@ def refused_few(planned: Planned, system: str) -> list[Problem]:
 
 def _too_few(planned: Planned) -> bool:
     return planned.plan.micro_batches < len(planned.plan.stages)
+
+
+def refused_halves(planned: Planned, how: str) -> list[Problem]:
+    """Recomputation with backward passes in halves; `how` is what the system does then."""
+    if planned.plan.recompute != "always" or planned.order != "zbv":
+        return []
+    return [Problem(CHECKPOINT, "always", f"splits backward passes, {how}", ({CHECKPOINT: "never"},))]
 
 
 def refused_shards(planned: Planned, system: str, most: int = 0) -> list[Problem]:

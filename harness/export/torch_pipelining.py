@@ -15,10 +15,10 @@ from omegaconf import OmegaConf
 
 from harness.core.problem import Problem
 from harness.export.planned import (
-    CHECKPOINT,
     TORCH_SCHEDULES,
     Planned,
     refused_few,
+    refused_halves,
     refused_passes,
     refused_shards,
     refused_tensor,
@@ -35,9 +35,7 @@ def refused(planned: Planned) -> list[Problem]:
     found = refused_tensor(planned, NAME)
     found += refused_passes(planned, NAME, tuple(TORCH_SCHEDULES)) or refused_few(planned, NAME)
     found += refused_shards(planned, NAME)
-    if planned.plan.recompute == "always" and planned.order == "zbv":
-        message = f"splits backward passes, {NAME} then recomputes nothing"
-        found.append(Problem(CHECKPOINT, "always", message, ({CHECKPOINT: "never"},)))
+    found += refused_halves(planned, f"{NAME} then recomputes nothing")
     if planned.config.precision.grad_scaler:
         message = "scales losses, the script does not"
         found.append(Problem("precision.grad_scaler", True, message, ({"precision": "mixed"}, {"precision": "fp32"})))

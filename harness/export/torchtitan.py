@@ -15,6 +15,7 @@ from harness.export.planned import (
     TORCH_SCHEDULES,
     Planned,
     refused_few,
+    refused_halves,
     refused_passes,
     refused_shards,
     refused_strategies,
@@ -30,6 +31,7 @@ def refused(planned: Planned) -> list[Problem]:
     if not found and planned.config.model.tied:
         found.append(Problem("model.tied", True, f"is not what {NAME}'s Llama has", ({"model.tied": False},)))
     found += refused_passes(planned, NAME, tuple(TORCH_SCHEDULES)) or refused_few(planned, NAME)
+    found += refused_halves(planned, f"{NAME} then recomputes a layer again for each group of its weights")
     found += [] if planned.engine == "fsdp" else refused_shards(planned, NAME)
     return [*found, *refused_strategies(planned), *_refused_replicas(planned), *_refused_precision(planned)]
 

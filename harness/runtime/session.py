@@ -210,6 +210,11 @@ class BaseSession(ABC):
         """Return the parameters of this process by their names in the whole model."""
         return dict(self.stage.named_parameters())
 
+    @property
+    def pass_modules(self) -> nn.Module:
+        """The modules that run in the passes of this process, with all copies of their weights."""
+        return self.stage
+
     def gradient_norms(self) -> dict[str, float]:
         """Return the norms of the gradients that the last step has left in the parameters."""
         return norms_of({name: one.grad for name, one in self.named_parameters().items() if one.grad is not None})

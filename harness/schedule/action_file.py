@@ -24,6 +24,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import cast
@@ -108,11 +109,11 @@ class Actions:
         """Return the actions of a rank."""
         return [action for cell in self.rows[rank] for action in parts(cell)]
 
-    @property
+    @cached_property
     def micro_batches(self) -> int:
         return 1 + max((action.micro_batch or 0 for action, _ in self.placed()), default=-1)
 
-    @property
+    @cached_property
     def placement(self) -> tuple[int, ...]:
         """The rank of each stage, for actions that `harness.schedule.action_check` accepts."""
         found = {action.stage: place.row - 1 for action, place in self.placed() if action.kind in PASSES}
@@ -149,18 +150,38 @@ def is_file(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
+State = tuple[int, ...]
+"""That of a file which has another content, or is another one of its name, is another."""
+
+
 def read(path: str | Path) -> Actions:
-    """Read a file of actions. Raises ProblemError for one that is not there, is empty or has cells that are none."""
-    return parse(content_of(path), str(path))
+    """Read a file of actions, once for each of its states. Raises ProblemError for one that is not there, is empty or
+    has cells that are none."""
+    return _read(str(path), state_of(path))
 
 
-def content_of(path: str | Path) -> str:
-    """Return the text of a file. Raises ProblemError where it cannot be read."""
+def state_of(path: str | Path) -> State:
+    """Return the state of a file. Raises ProblemError for one that is not there."""
     try:
-        return files.read_bytes(Path(path)).decode("utf-8-sig")
+        found = Path(path).stat()
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+@lru_cache(maxsize=4)
+def _read(path: str, state: State) -> Actions:
+    """Read a file that is in a `state`: a search asks for each of its candidates what is in it."""
+    try:
+        content = files.read_bytes(Path(path)).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ProblemError(Problem(KEY, str(path), f"cannot be read: {reason}", hint="a .csv or .json file")) from None
+        raise _unreadable(path, error) from None
+    return parse(content, path)
+
+
+def _unreadable(path: str | Path, error: OSError | ValueError) -> ProblemError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return ProblemError(Problem(KEY, str(path), f"cannot be read: {reason}", hint="a .csv or .json file"))
 
 
 def parse(content: str, name: str) -> Actions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -20,7 +20,7 @@ def refused(
 ) -> list[Problem]:
     """Return what keeps a file from any run, or from one with these numbers of devices, micro-batches and layers."""
     try:
-        actions, faults = _checked(action_file.content_of(name), name)
+        actions, faults = action_file.read(name), _faults(name, action_file.state_of(name))
     except ProblemError as error:
         return list(error.problems)
     found = [*action_check.other_size(actions, name, pipeline, micro_batches), *faults]
@@ -31,10 +31,9 @@ def refused(
 
 
 @lru_cache(maxsize=4)
-def _checked(content: str, name: str) -> tuple[Actions, tuple[Problem, ...]]:
-    """Return the actions of a text, and what is wrong with them in any run: asked again for each number of devices."""
-    actions = action_file.parse(content, name)
-    return actions, tuple(action_check.problems(actions, name))
+def _faults(name: str, state: action_file.State) -> tuple[Problem, ...]:
+    """Return what is wrong in any run with a file that is in a `state`: asked again for each number of devices."""
+    return tuple(action_check.problems(action_file.read(name), name))
 
 
 def whole(problems: Sequence[Problem], samples: int, replicas: int, devices: int) -> list[Problem]:
@@ -151,9 +150,21 @@ def with_order(plan: Plan, actions: Actions) -> Plan:
     return replace(plan, order=tuple(rows), recompute=recompute)
 
 
+def recomputation(plan: Plan) -> str:
+    """Return what the order of a plan recomputes: "never" anything, "always" all passes, or "some" of them."""
+    kinds = Counter(action.kind for action, _ in actions(plan).placed())
+    return "never" if not kinds["R"] else "always" if kinds["R"] == kinds["F"] else "some"
+
+
 def actions(plan: Plan) -> Actions:
     """Return the order of a plan as actions."""
-    return Actions(tuple(tuple(map(action_file.cell_of, row)) for row in plan.order))
+    return _parsed(plan.order)
+
+
+@lru_cache(maxsize=4)
+def _parsed(order: tuple[tuple[str, ...], ...]) -> Actions:
+    """Return an order as actions: a plan is asked for its schedule several times."""
+    return Actions(tuple(tuple(map(action_file.cell_of, row)) for row in order))
 
 
 def schedule(plan: Plan, transfers: Sequence[Transfer]) -> Schedule:

@@ -28,7 +28,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from harness.core.record import RunRecord
 from harness.core.run_files import RECORD, STOP
@@ -92,7 +91,7 @@ class Checkpoints:
     def load(self, session: Session) -> Metered:
         """Before the first step: bring the session to where it resumes; returns the memory as it was metered before."""
         plan = getattr(session, "plan", None)
-        self._passes = PassState(_modules(session), plan is not None and plan.mesh.data > 1)
+        self._passes = PassState(session.pass_modules, plan is not None and plan.mesh.data > 1)
         if not self.start:
             return Metered()
         path = checkpoint_files.place(self.run_dir, self.start)
@@ -173,14 +172,6 @@ class Checkpoints:
     def _say(self, text: str) -> None:
         if _rank() == 0:
             self._print(text)
-
-
-def _modules(session: Session) -> nn.Module | None:
-    """In which passes leave something: the stage of a process, or all stages, each with the copies of its weights."""
-    if (stage := getattr(session, "stage", None)) is not None:
-        return cast(nn.Module, stage)
-    copies = [getattr(one, "copies", [getattr(one, "module", None)]) for one in getattr(session, "stages", ())]
-    return nn.ModuleList([module for some in copies for module in some if isinstance(module, nn.Module)])
 
 
 def _by_module(state: dict[str, Any], session: Session) -> dict[str, Any]:

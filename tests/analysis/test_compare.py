@@ -164,6 +164,57 @@ def test_what_cannot_be_compared(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_points_that_differ_in_their_steps_are_compared_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All were compared with the last one, and of two with one title one was shown."""
+    for sweep, status in (("a", "ok"), ("b", "error")):
+        run(tmp_path / sweep / "1", [1.0], "seed=1", "steps=3")
+        run(tmp_path / sweep / "2", [2.0], "seed=1", "steps=9")
+        run(tmp_path / sweep / "3", [2.0], "seed=1", "steps=27", status=status)
+    both = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert compare.main(both) == 1
+    printed = capsys.readouterr().out
+    assert "0 of 6 figures" in printed and f"seed=1 steps=27 is error in {both[1]}" in printed
+    assert compare.main(both[::-1]) == 0
+    assert f"only in {both[0]}: seed=1 steps=27" in capsys.readouterr().out
+
+
+def test_a_single_run_that_fails_now_is_a_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = run(tmp_path / "a", [1.0], "seed=1"), run(tmp_path / "b", [1.0], "seed=2", status="timeout")
+    assert compare.main([str(first), str(second)]) == 1
+    assert f"seed=1 is timeout in {second}" in capsys.readouterr().out
+    assert compare.main([str(second), str(first)]) == 2
+
+
+def test_losses_after_other_numbers_of_steps_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = [run(tmp_path / name, [1.0], "seed=1") for name in "ab"]
+    made = RunRecord.load(places[1] / RECORD)
+    longer = {**made.config, "steps": 9}
+    replace(made, config=longer, metrics=made.metrics | {"loss": 9.0}).save(places[1] / RECORD)
+    assert compare.main([str(one) for one in places]) == 0
+    printed = capsys.readouterr().out
+    assert "0 of 2 figures" in printed and "loss after 0 and after 9 steps is not compared: seed=1" in printed
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "worse"), [(-1.0, -2.0, False), (-2.0, -1.0, True), (0.0, 1.0, True), (0.0, -1.0, False)]
+)
+def test_less_is_better_below_nothing_too(first: float, second: float, worse: bool) -> None:
+    one = Difference("loss", first, second)
+    assert one.verdict() == ("worse" if worse else "better") and one.is_regression(5) == worse
+
+
+def test_a_limit_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    """No figure is worse than that."""
+    place = str(run(tmp_path / "a", [1.0]))
+    with pytest.raises(SystemExit) as ended:
+        compare.main([place, place, "--max-regression", "nan"])
+    assert ended.value.code == 2
+
+
 def test_nothing_over_nothing_is_no_regression() -> None:
     zero = Difference("loss", 0.0, 0.0)
     assert zero.verdict() == "the same" and not zero.is_regression(0)

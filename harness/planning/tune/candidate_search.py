@@ -133,7 +133,7 @@ class Tuner(Judge):
     def gather(self) -> None:
         """A block for each scheme and number of devices, the most devices first. Raises `CannotRun` where no candidate
         is possible, whatever the model is."""
-        candidates.refuse_given(self.config, self.schemes[0].engine.capabilities, self.cluster)
+        candidates.refuse_given(self.config, self.schemes[0].engine, self.cluster)
         counts = candidates.device_counts(self.cluster)
         self.degrees = {one.settings: candidates.degrees(one.config, one.engine.capabilities) for one in self.schemes}
         for devices, scheme in itertools.product(counts, self.schemes):

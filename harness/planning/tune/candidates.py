@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from harness.checks import request
+from harness.checks import engine_support, request
 from harness.checks.mesh import given_balance, has
 from harness.config import overrides as config_overrides
 from harness.config import registry
@@ -18,7 +18,7 @@ from harness.core import divisors
 from harness.core.cluster import Cluster
 from harness.core.plan import Mesh
 from harness.core.problem import Problem, refuse, spelled
-from harness.interfaces import Capabilities
+from harness.interfaces import Capabilities, Engine
 from harness.planning.tune.schemes import Settings
 from harness.user_model import reference
 
@@ -130,14 +130,14 @@ class MicroBatches:
         return [Candidate(size, mesh, self.batch, self.given, settings) for size in sizes]
 
 
-def refuse_given(config: DictConfig, can: Capabilities, cluster: Cluster) -> None:
-    """Raise `CannotRun` for an engine that stands in for another one, and for degrees that are given and need more
-    devices than there are."""
+def refuse_given(config: DictConfig, engine: Engine, cluster: Cluster) -> None:
+    """Raise `CannotRun` for an engine that stands in for another one, for a setting that stands for several ones, and
+    for degrees that are given and need more devices than there are."""
     if not registry.is_scheme(config.engine.name):
         message = "trains on one device with the delays of a pipeline, there is no speed to choose"
         refuse([Problem("engine", config.engine.name, message, ({"engine": "periodic"}, {"mode": "run"}))])
-    given = {name: config.mesh[name] or 1 for name in DEGREES if has(config, can, name)}
-    refuse(request.too_many_devices(config, Mesh(**given), cluster))
+    given = {name: config.mesh[name] or 1 for name in DEGREES if has(config, engine.capabilities, name)}
+    refuse([*engine_support.compares(config, engine), *request.too_many_devices(config, Mesh(**given), cluster)])
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,8 @@ class Judge:
         one, ground = line.candidate, self.grounds[line.candidate.micro_batch]
         scheme = self.by_settings[one.settings]
         memory = memory_model(scheme.config, scheme.engine, one.mesh, ground.profile)
-        keeps, profile = scheme.recomputation in ("never", "except_last"), ground.profile
+        keeps = scheme.recomputation in ("never", "except_last") and not scheme.engine.may_recompute
+        profile = ground.profile
         if keeps and one.mesh.pipeline == 1:  # else it takes a plan to know what the engine changes
             profile = scheme.engine.layers(Plan.contiguous([len(profile.layers)], one.micro_batches), profile)
         state, least = bounds.least_bytes(memory, profile, one.mesh, keeps)

@@ -11,6 +11,7 @@ from harness.planning import work
 from harness.planning.draft import Draft
 from harness.planning.tune import impossible, tried_fixes
 from harness.planning.tune.result import Best, Counts, Line, Tuned
+from harness.schedule import plan_order
 from harness.simulator import layer_times
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def row(tuner: Tuner, line: Line, draft: Draft) -> Best:
         one.mesh.tensor,
         one.micro_batch,
         one.micro_batches,
-        scheme.recomputation,
+        plan_order.recomputation(draft.plan) if draft.plan.order else scheme.recomputation,
         step_s,
         done["throughput"],
         done["tokens_per_s_per_device"],

@@ -18,6 +18,7 @@ TP = ("engine=torch_pipelining", "mesh.pipeline=2", "mesh.data=1", "batch.micro_
 DS = ("engine=deepspeed", "mesh.pipeline=2", "mesh.data=1", "batch.micro_batches=4")
 FEW = ("engine=pipeline", "mesh.pipeline=4", "mesh.data=1", "batch.micro_batches=2")
 """1F1B with fewer micro-batches than stages, which torch's class refuses."""
+PIPE = ("engine=pipeline", "mesh.pipeline=2", "mesh.data=1", "batch.micro_batches=4")
 GPIPE = ("engine=gpipe", "mesh.pipeline=2", "batch.micro_batches=4")
 CASES = [
     (torch_pipelining, (*GPIPE,), ["engine.checkpoint except_last"]),
@@ -46,6 +47,9 @@ CASES = [
     (deepspeed, ("engine=ddp", "mesh.data=2", "precision=bf16"), ["precision.dtype bfloat16"]),
     (deepspeed, ("engine=ddp", "mesh.data=2", "precision=fp64"), ["precision.dtype float64"]),
     (torchtitan, (*TP, "model=llama", "engine.schedule=zbv"), []),
+    (torchtitan, (*PIPE, "model=llama", "engine.schedule=zbv", "engine.checkpoint=always"),
+     ["engine.checkpoint always"]),
+    (torchtitan, (*PIPE, "model=llama", "engine.schedule=dualpipev"), ["engine pipeline"]),
     (torchtitan, (*TP, "model=gpt"), ["model gpt"]),
     (torchtitan, (*FEW, "model=llama"), ["batch.micro_batches 2"]),
     (torchtitan, (*TP, "model=llama", "model.tied=true"), ["model.tied true"]),

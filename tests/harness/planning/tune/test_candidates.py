@@ -78,7 +78,7 @@ def test_more_devices_than_there_are_are_refused() -> None:
     config = compose([*FLAT, "engine=myelin", "mesh.pipeline=9"])
     engine: Engine = registry.build("engine", config.engine)
     with pytest.raises(CannotRun) as error:
-        refuse_given(config, engine.capabilities, Cluster(devices_per_node=8))
+        refuse_given(config, engine, Cluster(devices_per_node=8))
     assert rows(refused(error)) == [("mesh.pipeline", 9, ["mesh.pipeline=8"])]
 
 
