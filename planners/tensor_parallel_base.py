@@ -73,8 +73,10 @@ class SplitProblem:
         """Bytes of weights and inputs on a device if all are split evenly."""
         chain, grid = self.chain, self.costs.grid
         weights = {item.tied or item.name: item.weight_bytes for item in chain.matmuls}
+        frozen = {item.tied or item.name: item.weight_bytes for item in chain.matmuls if item.frozen}
+        state = self.costs.state * sum(weights.values()) - self.costs.trained_state * sum(frozen.values())
         inputs = sum(item.input_elements * chain.element_bytes for item in chain.matmuls if not item.look_up)
-        return (self.costs.state * sum(weights.values()) + inputs) / grid.size(grid.all)
+        return (state + inputs) / grid.size(grid.all)
 
     def search(self, ends: Ends, repeat: bool = False) -> Search:
         """Return a search for the cheapest route, with layouts of input and output as in `ends`."""
@@ -166,6 +168,7 @@ def split_problem(
         rules,
         state,
         keeps=request.recompute == "never",
+        trained_state=(memory.gradients + memory.optimizer) / request.pipeline,
     )
     available = memory.available_bytes(cluster.device.memory_bytes) if memory_gb is None else memory_gb * GB
     even = cache(lambda: pipeline.to_plan(_cut(profile, cluster, request), request, {}))  # many requests have no route

@@ -40,9 +40,9 @@ class Product:
 
     `name` is the path of the submodule in the layer that has the weight ("": the layer itself), or else the role
     ("scores"). `weight_bytes`
-    are the bytes of that parameter, whatever the matmul casts it to; 0 without one. `image` is the shape of a
-    convolution's input for a sample, (input channels, *sides); it is () for a transposed one, for one that takes
-    several images of a sample, and where it is unknown.
+    are the bytes of that parameter, whatever the matmul casts it to; 0 without one. `frozen`: it is not trained.
+    `image` is the shape of a convolution's input for a sample, (input channels, *sides); it is () for a transposed one,
+    for one that takes several images of a sample, and where it is unknown.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Product:
     weight_bytes: int = 0
     heads: int = 1
     image: tuple[int, ...] = ()
+    frozen: bool = False
 
     def flops(self, samples: int) -> int:
         """Returns the FLOPs of the forward pass of a micro-batch of `samples`; a look-up has none."""
@@ -60,6 +61,8 @@ class Product:
         return 2 * times * self.heads * self.rows_per_sample * self.in_ * self.out
 
 
+BACKWARD = 2.0
+"""The work of a layer's backward pass, in forward passes: gradients of its input and of its parameters."""
 INPUT = -1
 """The source of columns that is the layer's input."""
 
@@ -82,10 +85,12 @@ class Read:
 
 @dataclass(frozen=True)
 class Tied:
-    """A parameter that a layer shares with another one: its first name in the whole model, as "embedding.weight"."""
+    """A parameter that a layer shares with another one: its first name in the whole model, as "embedding.weight".
+    `frozen`: it is not trained."""
 
     name: str
     bytes: int
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         _check(f"bytes of the tied {self.name!r}", self.bytes)
@@ -117,11 +122,14 @@ class LayerProfile:
     earlier layer keeps already: see `harness.measure.count_model`). `working_bytes` is what its backward pass needs at
     once beyond that, and beyond the gradients of what leaves and enters it. `recomputed_flops` are those of the
     forward pass that its backward pass repeats. `param_bytes` are those of all the layer's parameters, `weights` is
-    their number, `norms` that of its batch norms (both 0 in older profiles). `tied` lists parameters that other layers
+    their number, `norms` that of its batch norms (both 0 in older profiles); `frozen_bytes` and `frozen_weights` are
+    those of parameters that are not trained (`requires_grad=False`). `tied` lists parameters that other layers
     share; so do `buffer_bytes` and `shared_buffers`. The FLOPs of `products` add up to `flops`
     (`harness.measure.matmul_finder`). `reads` has what each of them reads, then what the layer's output shows
     (`harness.measure.column_flow`); () where nobody knows: an older profile, images, several tensors. `input_share` is
-    the part of a backward pass for the gradients of the inputs, where passes come in halves.
+    the part of a backward pass for the gradients of the inputs, where passes come in halves. `backward_matmuls` and
+    `backward_others` are the work of the backward pass in forward passes, of kernels with FLOPs and of all others: 2,
+    gradients of inputs and of weights, and less where the model has parameters that are not trained.
     """
 
     name: str = ""
@@ -133,6 +141,8 @@ class LayerProfile:
     kernels: int = 1
     param_bytes: int = 0
     weights: int = 0
+    frozen_bytes: int = 0
+    frozen_weights: int = 0
     norms: int = 0
     buffer_bytes: int = 0
     output_bytes: int = 0
@@ -140,6 +150,8 @@ class LayerProfile:
     working_bytes: int = 0
     recomputed_flops: float = 0.0
     input_share: float = 0.5
+    backward_matmuls: float = BACKWARD
+    backward_others: float = BACKWARD
     tied: tuple[Tied, ...] = ()
     shared_buffers: tuple[SharedBuffer, ...] = ()
     products: tuple[Product, ...] = ()
@@ -151,6 +163,11 @@ class LayerProfile:
             value = getattr(self, one.name)
             if isinstance(value, (int, float)):
                 _check(f"{one.name} of layer {self.name!r}", value, LARGEST_OF.get(one.name, LARGEST))
+        if not (self.frozen_bytes <= self.param_bytes and self.frozen_weights <= self.weights):
+            raise ValueError(
+                f"frozen_bytes of layer {self.name!r} are {self.frozen_bytes} (of {self.frozen_weights} weights), its "
+                f"param_bytes are {self.param_bytes} (of {self.weights} weights)"
+            )
         self._check_shared("tied", "param_bytes")
         self._check_shared("shared_buffers", "buffer_bytes")
 
@@ -163,6 +180,16 @@ class LayerProfile:
             raise ValueError(
                 f"{field} of layer {self.name!r} is {sum(one.bytes for one in shared)} bytes, its {whole} are {held}"
             )
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of the parameters that are trained, which have gradients and the state of an optimizer."""
+        return self.param_bytes - self.frozen_bytes
+
+    @property
+    def backward_flops(self) -> float:
+        """The FLOPs of the backward pass, without what it recomputes."""
+        return self.backward_matmuls * self.flops
 
 
 NUMBERS = Given("float32", gradient=True)
@@ -293,6 +320,11 @@ class ModelProfile(Document):
         """Bytes of the largest output of a layer, or of all parameters of one, whichever is more."""
         return max(max(layer.output_bytes, layer.param_bytes) for layer in self.layers)
 
+    @property
+    def first_trained(self) -> int:
+        """The first layer with parameters that are trained; those before it need no backward pass. 0 without any."""
+        return next((number for number, layer in enumerate(self.layers) if layer.trained_bytes), 0)
+
     def boundary_bytes(self, layer: int) -> int:
         """Returns the bytes of one micro-batch that enter `layer` from the layer before it (the input for layer 0)."""
         return self.input_bytes if layer == 0 else self.layers[layer - 1].output_bytes
@@ -321,17 +353,34 @@ class ModelProfile(Document):
         held = [self.layers[number] for number in layers]
         return sum(layer.param_bytes for layer in held) - _repeated(one for layer in held for one in layer.tied)
 
-    def largest_parameter(self, first: int, last: int) -> int:
-        """Returns the bytes of the largest parameter of the layers `first`..`last`: the largest weight of a matmul; of
-        a layer without any, all its parameters."""
-        layers = self.layers[first : last + 1]
-        return max(max((p.weight_bytes for p in one.products), default=0) or one.param_bytes for one in layers)
+    def trained_bytes(self, first: int = 0, last: int | None = None) -> int:
+        """Returns the bytes of the parameters of the layers `first`..`last` that are trained; tied weights count
+        once."""
+        return self.trained_bytes_of(range(first, len(self.layers) if last is None else last + 1))
 
-    def held(self, first: int, last: int) -> Held:
-        """Returns what the layers `first`..`last` hold; tied weights count once in bytes alone."""
+    def trained_bytes_of(self, layers: Iterable[int]) -> int:
+        """Returns the bytes of the parameters of these layers, by index, that are trained; tied weights count once."""
+        held = [self.layers[number] for number in layers]
+        repeated = _repeated(one for layer in held for one in layer.tied if not one.frozen)
+        return sum(layer.trained_bytes for layer in held) - repeated
+
+    def largest_parameter(self, first: int, last: int) -> int:
+        """Returns the bytes of the largest parameter of the layers `first`..`last` that is trained: the largest weight
+        of a matmul; of a layer without any, all its parameters."""
         layers = self.layers[first : last + 1]
+        weights = [max((p.weight_bytes for p in one.products if not p.frozen), default=0) for one in layers]
+        return max(largest or one.trained_bytes for largest, one in zip(weights, layers, strict=True))
+
+    def held(self, first: int, last: int, trained: bool = False) -> Held:
+        """Returns what the layers `first`..`last` hold, or of it what is `trained`; tied weights count once in bytes
+        alone."""
+        layers = self.layers[first : last + 1]
+        norms = sum(one.norms for one in layers)
+        if trained:
+            weights = sum(one.weights - one.frozen_weights for one in layers)
+            return Held(sum(bool(one.trained_bytes) for one in layers), weights, self.trained_bytes(first, last), norms)
         count, weights = sum(bool(one.param_bytes) for one in layers), sum(one.weights for one in layers)
-        return Held(count, weights, self.parameter_bytes(first, last), sum(one.norms for one in layers))
+        return Held(count, weights, self.parameter_bytes(first, last), norms)
 
     def buffer_bytes_of(self, layers: Iterable[int]) -> int:
         """Returns the bytes of the buffers of these layers, by index; one that several share counts once."""

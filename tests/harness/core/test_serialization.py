@@ -110,7 +110,7 @@ def test_a_trailing_underscore_is_for_python_only(tmp_path: Path) -> None:
     assert written["schema"] == 2
     assert written["layers"][0]["products"][0] == {
         "name": "p", "kind": "linear", "rows_per_sample": 1, "in": 3, "out": 4, "weight_bytes": 0, "heads": 1,
-        "image": [],
+        "image": [], "frozen": False,
     }  # fmt: skip
     assert ModelProfile.load(tmp_path / "profile.json") == profile
 
