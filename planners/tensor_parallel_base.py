@@ -72,9 +72,7 @@ class SplitProblem:
     def evenly(self) -> float:
         """Bytes of weights and inputs on a device if all are split evenly."""
         chain, grid = self.chain, self.costs.grid
-        weights = {item.tied or item.name: item.weight_bytes for item in chain.matmuls}
-        frozen = {item.tied or item.name: item.weight_bytes for item in chain.matmuls if item.frozen}
-        state = self.costs.state * sum(weights.values()) - self.costs.trained_state * sum(frozen.values())
+        state = self.costs.state_bytes({item.tied or item.name: item for item in chain.matmuls}.values())
         inputs = sum(item.input_elements * chain.element_bytes for item in chain.matmuls if not item.look_up)
         return (state + inputs) / grid.size(grid.all)
 
@@ -86,8 +84,7 @@ class SplitProblem:
         return self.searches[key]
 
     def cheapest(self, routes: Routes, ends: Ends) -> Route:
-        """Returns the cheapest of a few routes that keeps within the limits. Raises TooLarge where none does, and
-        Infeasible where there is none, or exchanges of all need too much."""
+        """Returns the cheapest of a few routes. Raises TooLarge where none fits, Infeasible if all exchange too much."""
         rules = replace(self.costs.rules, exchange_bytes=INFINITE)
         key = routes, ends, rules
         if key not in self.known:

@@ -62,7 +62,7 @@ MUTANTS = (
            "profile.trained_bytes(), plan.mesh.data", "profile.parameter_bytes(), plan.mesh.data",
            FROZEN, "ddp"),
     Mutant("fsdp reduces gradients of frozen weights", "engines/fsdp/engine.py",
-           "sizes = [sum(profile.layers[number].trained_bytes", "sizes = [sum(profile.layers[number].param_bytes",
+           "buffers = tuple(reduced)", "buffers = tuple(every)",
            FROZEN, "fsdp"),
     Mutant("fsdp gathers all of a backbone for the backward pass", "engines/fsdp/engine.py",
            "if group[-1] >= profile.first_trained)", "if True)",

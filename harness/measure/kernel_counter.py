@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from harness.core.model_profile import Product, Read
+from harness.core.products import Product, Read
 from harness.measure.column_flow import ColumnFlow
 from harness.measure.matmul_finder import Products
 

@@ -1,4 +1,4 @@
-"""The matmuls that kernels do, and whose weights they use: what `harness.core.model_profile.Product` records of
+"""The matmuls that kernels do, and whose weights they use: what `harness.core.products.Product` records of
 a layer.
 
 These kernels are known: mm, addmm, bmm, baddbmm, convolution, fused attention of any kind, embedding. All matmuls of a
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from harness.core.model_profile import Product
+from harness.core.products import Product
 
 _aten = torch.ops.aten
 _COPIES = (_aten._to_copy, _aten.clone)

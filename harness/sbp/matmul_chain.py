@@ -3,7 +3,7 @@
     embedding -> [ + qkv -> attention -> projection ] -> [ + up -> down ] -> ... -> head
 
 Everything between two matmuls works on each element by itself, on whatever block a device has. Profiles say so for each
-layer (`harness.core.model_profile.Read`); what does something else is kept whole. Matmuls that read the same tensor, as
+layer (`harness.core.products.Read`); what does something else is kept whole. Matmuls that read the same tensor, as
 gate and up of a gated linear unit, are one whose columns are split part by part: the product of two parts is split as
 they are.
 """
@@ -19,7 +19,8 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from harness.core.memory_model import DTYPE_BYTES
-from harness.core.model_profile import INPUT, LayerProfile, ModelProfile, Product, Read
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.products import INPUT, Product, Read
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from harness.core.model_profile import LayerProfile, ModelProfile, Product
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Plan, Stage, Traffic
+from harness.core.products import Product
 from harness.sbp import summa
 from harness.sbp.collective_costs import Collectives
 from harness.sbp.collective_volume import messages

@@ -12,6 +12,7 @@ differ; `mixed` takes the best split, and pays an all-to-all over the digits tha
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -125,6 +126,11 @@ class Costs:
         size, kept = self._size, self.keeps and not item.look_up
         waiting = item.input_elements * self.element_bytes / size(inputs) if kept else 0.0
         return self.state_of(item) * item.weight_bytes / size(weights) + waiting
+
+    def state_bytes(self, items: Collection[Matmul]) -> float:
+        """Returns the bytes that are kept of the weights of these matmuls, on all devices together."""
+        frozen = sum(item.weight_bytes for item in items if item.frozen)
+        return self.state * sum(item.weight_bytes for item in items) - self.trained_state * frozen
 
     def state_of(self, item: Matmul) -> float:
         """Returns the bytes that are kept for each byte of a matmul's weight."""

@@ -31,8 +31,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from harness.core.cluster import MATMULS, Cluster, Device
-from harness.core.model_profile import LayerProfile, ModelProfile, Product
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun, Fix, Problem, refuse
+from harness.core.products import Product
 from harness.core.value_checks import one_of
 
 COSTS = ("auto", "measured", "scaled", "analytic", "none")

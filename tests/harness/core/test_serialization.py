@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from harness.core import serialization
 from harness.core.cluster import Cluster, Device, Link
-from harness.core.model_profile import LayerProfile, ModelProfile, Product, Skip, Tied
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
 from harness.core.op import Op
 from harness.core.pattern import Pattern, Placed
 from harness.core.plan import Mesh, Plan, Traffic
 from harness.core.problem import Problem
+from harness.core.products import Product
 from harness.core.record import EXIT_CODES, RunRecord, Status
 from harness.core.serialization import Document, SchemaError, decode, encode
 from harness.schedule import Schedule

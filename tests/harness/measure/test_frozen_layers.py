@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from harness.core.cluster import Cluster, Device
 from harness.core.memory_model import named
-from harness.core.model_profile import LayerProfile, ModelProfile, Product, Tied
+from harness.core.model_profile import LayerProfile, ModelProfile, Tied
 from harness.core.plan import Plan
+from harness.core.products import Product
 from harness.interfaces import BatchShape, PlanRequest
 from harness.measure.count_model import count
 from harness.sbp.matmul_chain import chain_from_profile
@@ -108,6 +109,12 @@ def test_frozen_weights_are_not_all_reduced() -> None:
     """And nothing goes back through what comes before all that is trained."""
     matmuls = chain_from_profile(count(net("half"), 8, "float32")).matmuls
     assert [item.frozen for item in matmuls] == [item.cut for item in matmuls] == [True] * 6 + [False] * 6
+    product = Product("a", in_=4, out=4, weight_bytes=64, frozen=True)
+    layers = [LayerProfile("a", products=(product,)), LayerProfile("a", products=(replace(product, frozen=False),))]
+    assert [one.frozen for layer in layers for one in chain_from_profile(ModelProfile((layer,))).matmuls] == [
+        True,
+        False,
+    ]
 
 
 def test_planners_count_no_state_of_frozen_weights() -> None:
