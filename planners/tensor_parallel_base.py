@@ -84,7 +84,7 @@ class SplitProblem:
         return self.searches[key]
 
     def cheapest(self, routes: Routes, ends: Ends) -> Route:
-        """Returns the cheapest of a few routes. Raises TooLarge where none fits, Infeasible if all exchange too much."""
+        """Returns the cheapest of a few routes. Raises TooLarge where none fits, Infeasible where there is none."""
         rules = replace(self.costs.rules, exchange_bytes=INFINITE)
         key = routes, ends, rules
         if key not in self.known:
