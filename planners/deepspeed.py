@@ -4,6 +4,7 @@ engine."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from harness.core.cluster import Cluster
 from harness.core.deepspeed_partition import partition_balanced
@@ -13,7 +14,7 @@ from harness.core.plan import Plan
 from harness.core.problem import Problem, refuse
 from harness.core.value_checks import one_of
 from harness.interfaces import PlanRequest
-from planners import block_partition, pipeline, stage_costs
+from planners import block_partition, pipeline
 
 BY = ("parameters", "uniform")
 
@@ -25,7 +26,7 @@ class Config:
     name: str = "deepspeed"
     """The planner."""
     by: str = "parameters"
-    """The cost that is balanced: parameters (DeepSpeed's default) or uniform (number of layers)."""
+    """The cost that is balanced: parameters that are trained (DeepSpeed's default) or uniform (number of layers)."""
 
 
 class DeepSpeed:
@@ -44,8 +45,9 @@ class DeepSpeed:
         count = len(request.devices)
         if self.config.by == "uniform":
             return pipeline.to_plan(block_partition.even(len(profile.layers), count), request, {})
-        sizes = partition_balanced([layer.param_bytes for layer in profile.layers], count)
-        stage_cost = stage_costs.by_parameters(profile, request).for_sizes(sizes)
+        sizes = partition_balanced([layer.trained_bytes for layer in profile.layers], count)
+        lasts = accumulate(sizes)
+        stage_cost = [float(profile.trained_bytes(end - size, end - 1)) for end, size in zip(lasts, sizes, strict=True)]
         largest = max(stage_cost)
         balance = sum(stage_cost) / len(stage_cost) / largest if largest else 1.0
         return pipeline.to_plan(sizes, request, {"stage_cost": stage_cost, "balance": balance})

@@ -77,14 +77,17 @@ def by_memory(profile: ModelProfile, memory: MemoryModel, request: PlanRequest) 
         twice = np.minimum(inputs, tasks)  # the stage's input, if its first layer saves it
         kept = request.batch.micro_batches * entered - whole * twice[:, None]
     layers = state + whole * tasks
-    each = memory.weights * memory.versions + memory.gradients + memory.optimizer
-    return StageCosts(layers, (_sums(layers) + kept - each * _shared(profile),) * len(request.devices))
+    weights = memory.weights * memory.versions
+    twice = (weights + memory.gradients + memory.optimizer) * _shared(profile, frozen=False)
+    twice += weights * _shared(profile, frozen=True)
+    return StageCosts(layers, (_sums(layers) + kept - twice,) * len(request.devices))
 
 
 def by_parameters(profile: ModelProfile, request: PlanRequest) -> StageCosts:
     """Returns bytes of parameters."""
     layers = np.array([layer.param_bytes for layer in profile.layers], dtype=np.float64)
-    return StageCosts(layers, (_sums(layers) - _shared(profile),) * len(request.devices))
+    shared = _shared(profile, frozen=False) + _shared(profile, frozen=True)
+    return StageCosts(layers, (_sums(layers) - shared,) * len(request.devices))
 
 
 def sent_bytes(profile: ModelProfile) -> Matrix:
@@ -105,12 +108,13 @@ def _sums(values: Vector) -> Matrix:
     return np.where(impossible, np.inf, prefix[None, 1:] - prefix[:-1, None])
 
 
-def _shared(profile: ModelProfile) -> Matrix:
-    """Returns the table of bytes of tied weights that the sums over a stage's layers count more than once."""
+def _shared(profile: ModelProfile, frozen: bool) -> Matrix:
+    """Returns the table of bytes of tied weights, `frozen` ones or all others, that the sums over a stage's layers
+    count more than once."""
     table = np.zeros((len(profile.layers), len(profile.layers)))
     last: dict[str, int] = {}  # the previous layer that has the parameter
     for number, layer in enumerate(profile.layers):
-        for tied in layer.tied:
+        for tied in (one for one in layer.tied if one.frozen == frozen):
             if tied.name in last:
                 table[: last[tied.name] + 1, number:] += tied.bytes
             last[tied.name] = number

@@ -72,9 +72,9 @@ class SplitProblem:
     def evenly(self) -> float:
         """Bytes of weights and inputs on a device if all are split evenly."""
         chain, grid = self.chain, self.costs.grid
-        weights = {item.tied or item.name: item.weight_bytes for item in chain.matmuls}
+        state = self.costs.state_bytes({item.tied or item.name: item for item in chain.matmuls}.values())
         inputs = sum(item.input_elements * chain.element_bytes for item in chain.matmuls if not item.look_up)
-        return (self.costs.state * sum(weights.values()) + inputs) / grid.size(grid.all)
+        return (state + inputs) / grid.size(grid.all)
 
     def search(self, ends: Ends, repeat: bool = False) -> Search:
         """Return a search for the cheapest route, with layouts of input and output as in `ends`."""
@@ -84,8 +84,7 @@ class SplitProblem:
         return self.searches[key]
 
     def cheapest(self, routes: Routes, ends: Ends) -> Route:
-        """Returns the cheapest of a few routes that keeps within the limits. Raises TooLarge where none does, and
-        Infeasible where there is none, or exchanges of all need too much."""
+        """Returns the cheapest of a few routes. Raises TooLarge where none fits, Infeasible where there is none."""
         rules = replace(self.costs.rules, exchange_bytes=INFINITE)
         key = routes, ends, rules
         if key not in self.known:
@@ -166,6 +165,7 @@ def split_problem(
         rules,
         state,
         keeps=request.recompute == "never",
+        trained_state=(memory.gradients + memory.optimizer) / request.pipeline,
     )
     available = memory.available_bytes(cluster.device.memory_bytes) if memory_gb is None else memory_gb * GB
     even = cache(lambda: pipeline.to_plan(_cut(profile, cluster, request), request, {}))  # many requests have no route

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from harness.core.cluster import Cluster, Device, Link
 from harness.core.memory_model import MemoryModel, named
-from harness.core.model_profile import LayerProfile, ModelProfile, Product
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Plan
+from harness.core.products import Product
 from harness.interfaces import BatchShape, PlanRequest
 
 MICRO_BATCHES = 32

@@ -42,7 +42,7 @@ class DDPEngine(Engine):
         self.config = config
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
-        return data_parallel(plan.micro_batches, profile.parameter_bytes(), plan.mesh.data, recompute=plan.recompute)
+        return data_parallel(plan.micro_batches, profile.trained_bytes(), plan.mesh.data, recompute=plan.recompute)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.ddp.session import DDPSession

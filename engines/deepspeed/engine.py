@@ -176,10 +176,12 @@ class DeepSpeedEngine(Engine):
             devices = ", ".join(str(stage.device) for stage in plan.stages)
             message = f"places several stages on a device ({devices}), DeepSpeed has one on each"
             return [Problem("planner", None, message, ({"planner": "contiguous"}, {"engine": "gpipe"}))]
-        bare = [j for j, stage in enumerate(plan.stages) if not profile.parameter_bytes(stage.first, stage.last)]
+        bare = [j for j, stage in enumerate(plan.stages) if not profile.trained_bytes(stage.first, stage.last)]
         if not zero or not 0 < len(bare) < len(plan.stages):
             return []
-        message = f"needs parameters in every stage, {len(bare)} of {len(plan.stages)} have none (stage {bare[0]})"
+        message = (
+            f"needs trained parameters in every stage, {len(bare)} of {len(plan.stages)} have none (stage {bare[0]})"
+        )
         return [Problem("engine.zero", zero, message, ({"engine.zero": 0},), "other stages")]
 
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
@@ -199,9 +201,13 @@ class DeepSpeedEngine(Engine):
         m, data, zero = plan.micro_batches, plan.mesh.data, self.config.zero
         recompute = "never" if _by_layer(plan) else plan.recompute
         reduction: Reduction = "reduce_scatter" if plan.mesh.tensor > 1 else "all_reduce"
-        sizes = [profile.parameter_bytes(stage.first, stage.last) for stage in plan.stages]
+        sizes = [profile.trained_bytes(stage.first, stage.last) for stage in plan.stages]
         if len(plan.stages) == 1:
-            return data_parallel(m, sizes[0], data, SHARDINGS[zero], recompute, reduction, reshard=False)
+            size = profile.parameter_bytes()
+            frozen = size - sizes[0]
+            return data_parallel(
+                m, size, data, SHARDINGS[zero], recompute, reduction, reshard=False, frozen_bytes=frozen
+            )
         order = {skip.name: number for number, skip in enumerate(profile.skips, start=1)}  # "" comes first
         transfers = sorted(
             plan_transfers(plan, profile, portals=False),
@@ -225,8 +231,9 @@ class DeepSpeedEngine(Engine):
         """
         model = replace(model, messages="copied" if mesh.pipeline > 1 else "passing")
         zero, data, width = self.config.zero, mesh.data, DTYPE_BYTES[profile.dtype]
-        elements = profile.parameter_bytes() / width / (mesh.pipeline * mesh.tensor)
-        bucket = min(1.0, BUCKET / elements) if elements and (data > 1 or zero) else 0.0
+        parts = width * mesh.pipeline * mesh.tensor
+        elements, trained = profile.parameter_bytes() / parts, profile.trained_bytes() / parts
+        bucket = min(1.0, BUCKET / trained) if trained and (data > 1 or zero) else 0.0
         if zero == 0 and profile.dtype in HALF:
             model = replace(model, optimizer=(2 + model.optimizer) * DTYPE_BYTES["float32"] / width)
         if zero == 0 or not elements:

@@ -50,8 +50,8 @@ def load(zero: int) -> ModuleType:
 def settings(micro_batches: int, replicas: int, zero: int, dtype: str, elements: int, offload: bool) -> dict[str, Any]:
     """DeepSpeed's configuration. It counts samples only to report a speed, so a micro-batch is 1 of them here.
 
-    Nothing is clipped (by default it is, at 1.0). No bucket is larger than the `elements` of all parameters, since it
-    would be allocated for nothing.
+    Nothing is clipped (by default it is, at 1.0). No bucket is larger than the `elements` of all trained parameters,
+    since it would be allocated for nothing.
     """
     even = 2 * replicas  # DeepSpeed wants such a multiple
     bucket = min(even * (elements // even + 1), BUCKET)
@@ -109,7 +109,7 @@ def engine(
     deepspeed: ModuleType, module: nn.Module, optimizer: Any, config: Config, plan: Plan, spec: SessionSpec
 ) -> Any:
     """DeepSpeed's own engine around a module."""
-    elements = sum(parameter.numel() for parameter in module.parameters())
+    elements = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     settings_ = settings(plan.micro_batches, plan.mesh.data, config.zero, spec.dtype, elements, config.offload)
     with contextlib.redirect_stdout(None):
         return deepspeed.initialize(model=module, optimizer=optimizer, config=settings_)[0]

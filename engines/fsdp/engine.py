@@ -100,10 +100,11 @@ class FSDPEngine(Engine):
         self.config = config
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
-        own = own_bytes(profile)
-        grouped = tuple(sum(own[number] for number in group) for group in groups(own, self.config))
+        own, together = own_bytes(profile), groups(own_bytes(profile), self.config)
+        grouped = [sum(own[number] for number in group) for group in together]
         root = profile.parameter_bytes() - sum(own)
-        every = (*grouped, root) if root else grouped
+        every = [*grouped, root] if root else grouped
+        again = grouped[_first_gathered(profile, together) :]
         whole = data_parallel(
             plan.micro_batches,
             sum(every),
@@ -113,13 +114,16 @@ class FSDPEngine(Engine):
             reshard=self.config.reshard_after_forward,
         )
         last, cast = plan.micro_batches - 1, self._gathered_share(profile)
+        reduced = _trained(profile, together)
 
         def adapted(op: Op) -> Op:
             if op.kind != "collective":
                 return op
-            buffers = grouped if op.part.endswith("/backward") else every
             if op.part.startswith("all_gather"):
-                buffers = tuple(round(size * cast) for size in buffers)
+                gathered = again if op.part.endswith("/backward") else every
+                buffers = tuple(round(size * cast) for size in gathered)
+            else:
+                buffers = tuple(reduced)
             task: Kind = "F" if op.part.endswith("/forward") else "B"
             share = 0.5 if task == "B" and self.config.reshard_after_forward else 1.0  # gathers and reductions
             return replace(op, bytes=sum(buffers), buffers=buffers, overlaps=(task, share))
@@ -168,3 +172,17 @@ class FSDPEngine(Engine):
         from engines.fsdp.session import FSDPSession
 
         return FSDPSession(model, plan, spec, self.config)
+
+
+def _trained(profile: ModelProfile, together: list[list[int]]) -> list[int]:
+    """The bytes of gradients that each group of layers, and then the root, reduces; none of one without."""
+    sizes = [sum(profile.layers[number].trained_bytes for number in group) for group in together]
+    root = profile.trained_bytes() - sum(sizes)
+    return [size for size in (*sizes, root) if size]
+
+
+def _first_gathered(profile: ModelProfile, together: list[list[int]]) -> int:
+    """The first group of layers that a backward pass gathers: the one before those that are trained, or come after
+    some that are, since torch gathers the next group while one computes."""
+    needed = (number for number, group in enumerate(together) if group[-1] >= profile.first_trained)
+    return max(0, next(needed, len(together)) - 1)

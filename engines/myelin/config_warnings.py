@@ -27,7 +27,7 @@ def _default(config: Config) -> Config:
 
 def idle(config: Config, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
     """Settings that differ from the default ones, and do nothing."""
-    most = max(profile.parameter_bytes(stage.first, stage.last) for stage in plan.stages)
+    most = max(profile.trained_bytes(stage.first, stage.last) for stage in plan.stages)
     return [
         *_scheduling(config, plan, cluster),
         *_updating(config, plan, profile.dtype, _more("data", 2, plan, cluster)),

@@ -163,7 +163,7 @@ class MyelinEngine(Engine):
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         config, width = self.config, DTYPE_BYTES[profile.dtype]
         ties = plan_ties(plan, profile, COPIES)
-        sizes = [profile.parameter_bytes_of(range(stage.first, stage.last + 1)) // width for stage in plan.stages]
+        sizes = [profile.trained_bytes(stage.first, stage.last) // width for stage in plan.stages]
         tied = [sum(tie.bytes for tie in ties if j in tie.stages) // width for j in range(len(sizes))]
         return myelin(
             plan.micro_batches,

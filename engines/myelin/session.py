@@ -20,7 +20,7 @@ from harness.core.plan import Plan
 from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn.skip import layer_skips, named_layers
-from harness.nn.tied import moved, ties
+from harness.nn.tied import moved, tensor_bytes, ties
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.stage_passes import StagePasses
 from harness.runtime.training_state import split_batch
@@ -60,7 +60,7 @@ class MyelinSession(DistributedSession):
         self.last = self.pipeline_rank == len(plan.stages) - 1
         self.stage = moved(self._stage(layers), self.device)
         self.stage.autocast = self.autocast_dtype
-        self.parameters = self.named_parameters()
+        self.parameters = {name: one for name, one in self.named_parameters().items() if one.requires_grad}
         self.tie_weights(layers, COPIES)
         tied = {copy.tie.name for copy in self.tied.copies}
         group = self.replica_group()
@@ -184,13 +184,14 @@ class MyelinSession(DistributedSession):
     # -- state --------------------------------------------------------------------------------------------------------
 
     def held_tensors(self) -> list[Tensor]:
-        return [*self.stage.buffers(), *self.updates.held()]
+        frozen = [parameter for parameter in self.stage.parameters() if not parameter.requires_grad]
+        return [*self.stage.buffers(), *frozen, *self.updates.held()]
 
     def own_tensors(self) -> dict[str, Any]:
         """Return the weights that the optimizer updates, in float32 those of half precision, and what it keeps."""
         weights, model = self.updates.weights(), self.stage.state_dict()
         for name, parameter in self.stage.named_parameters(remove_duplicate=False):
-            model[name] = weights[self.parameter_names[parameter]]
+            model[name] = weights.get(self.parameter_names[parameter], model[name])
         return {"model": model, "optimizer": self.updates.state()}
 
     def scale_state(self) -> dict[str, Any]:
@@ -199,17 +200,19 @@ class MyelinSession(DistributedSession):
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         self.stage.load_state_dict({name: state["model"][name] for name in self.stage.state_dict()})
-        weights = {first: state["model"][name] for first, name in self.names_here().items()}
+        own = {first: name for first, name in self.names_here().items() if first in self.parameters}
+        weights = {first: state["model"][name] for first, name in own.items()}
         self.updates.load(weights, state["optimizer"], state.get("loss_scale"))
 
 
 def _profile(layers: nn.Sequential, dtype: str) -> ModelProfile:
     """Profile the model without times: the order of tasks follows from it."""
     named, shared = named_layers(layers), ties(layers)
-    sizes = [sum(p.numel() * p.element_size() for p in layer.parameters()) for _, layer in named]
-    profiles = [
-        LayerProfile(name, param_bytes=size, tied=shared.get(name, ()))
-        for (name, _), size in zip(named, sizes, strict=True)
-    ]
+    profiles = []
+    for name, layer in named:
+        sizes = {parameter: tensor_bytes(parameter) for parameter in layer.parameters()}
+        frozen = sum(size for parameter, size in sizes.items() if not parameter.requires_grad)
+        size, tied = sum(sizes.values()), shared.get(name, ())
+        profiles.append(LayerProfile(name, param_bytes=size, frozen_bytes=frozen, tied=tied))
     skips = tuple(Skip(one.source, one.target, 0, one.name) for one in layer_skips(named))
     return ModelProfile(tuple(profiles), skips=skips, dtype=dtype)

@@ -16,9 +16,9 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 class MemoryModel(Document):
     """Model state as multiples of the profile's own parameter bytes, and what is kept of the activations.
 
-    `weights`, `gradients`, `optimizer`, `offloaded`: bytes for each byte of `LayerProfile.param_bytes`. The last one is
-    in the host's memory and copied to each device in buffers, `bucketed` bytes for each byte of its parameters, but at
-    most `buckets_bytes`.
+    `weights`: bytes for each byte of `LayerProfile.param_bytes`; `gradients`, `optimizer`, `offloaded`: for each of
+    these bytes that is trained. The last one is in the host's memory and copied to each device in buffers, `bucketed`
+    bytes for each byte of its parameters, but at most `buckets_bytes`.
     With `flat` all gradients are in one buffer, into which those of the first micro-batch are copied, too.
     `versions` copies of the weights are kept, or as many as `copies` lists for each stage of a plan; `reducing` are
     further gradients during the all-reduce over replicas.
@@ -61,12 +61,12 @@ class MemoryModel(Document):
 
     def state_parts(self, profile: ModelProfile, layers: Sequence[int]) -> dict[str, int]:
         """Returns the permanent bytes, by kind, of a device that has these layers; tied weights count once."""
-        parameters = profile.parameter_bytes_of(layers)
-        buckets = min(self.buckets_bytes, round(parameters * self.bucketed))
+        trained = profile.trained_bytes_of(layers)
+        buckets = min(self.buckets_bytes, round(trained * self.bucketed))
         return ({"buckets": buckets} if buckets else {}) | {
-            "weights": round(parameters * self.weights * self.versions),
-            "gradients": round(parameters * self.gradients),
-            "optimizer": round(parameters * self.optimizer),
+            "weights": round(profile.parameter_bytes_of(layers) * self.weights * self.versions),
+            "gradients": round(trained * self.gradients),
+            "optimizer": round(trained * self.optimizer),
             "buffers": profile.buffer_bytes_of(layers),
         }
 
@@ -80,16 +80,16 @@ class MemoryModel(Document):
     def delayed_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
         """Returns the bytes that the backward pass of one micro-batch keeps for delayed gradients of the weights.
 
-        These are gradients of outputs: of each matmul with a weight, else of the layer. The first stage keeps none: its
-        input needs no gradient, so all of its backward pass is delayed.
+        These are gradients of outputs: of each matmul with a trained weight, else of the layer. The first stage keeps
+        none: its input needs no gradient, so all of its backward pass is delayed.
         """
         return sum(self.delayed_of(profile, number) for number in range(first, last + 1)) if first else 0
 
     def delayed_of(self, profile: ModelProfile, number: int) -> int:
         """Returns the bytes of one layer in `delayed_bytes`."""
         layer, width = profile.layers[number], DTYPE_BYTES[profile.dtype]
-        rows = (p.heads * p.rows_per_sample * p.out for p in layer.products if p.weight_bytes)
-        return max(sum(rows) * profile.micro_batch * width, layer.output_bytes) if layer.param_bytes else 0
+        rows = (p.heads * p.rows_per_sample * p.out for p in layer.products if p.weight_bytes and not p.frozen)
+        return max(sum(rows) * profile.micro_batch * width, layer.output_bytes) if layer.trained_bytes else 0
 
     def checkpoint_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
         """Returns the bytes that one micro-batch keeps until its recomputation: the stage's input and incoming

@@ -10,82 +10,22 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
 from harness.core.cluster import Device, Held
+from harness.core.products import Product, Read
 from harness.core.serialization import Document
 from harness.core.traits import Given, Traits
 
-
-@dataclass(frozen=True)
-class Product:
-    """One matmul of a layer's forward pass: for each sample and each of `heads`, one of these.
-
-                     in_                 out                  out
-                 +---------+         +---------+          +---------+
-      rows per   |  input  |   in_   | weight  |    =     | output  |
-      sample     +---------+         |         |          +---------+
-                                     +---------+
-
-    | kind      | rows_per_sample  | in_                             | out                     | heads             |
-    |-----------|------------------|---------------------------------|-------------------------|-------------------|
-    | linear    | tokens, or 1     | features                        | features                | 1                 |
-    | conv      | output positions | input channels / groups x kernel| output channels / groups| groups            |
-    | attention | queries          | of a head ("scores"), or keys   | keys, or of a head      | heads of attention|
-    | embedding | tokens           | vocabulary                      | width                   | 1                 |
-
-    * A linear matmul may have one weight for each of `heads`, as experts do. A transposed convolution is the matmul
-      before its outputs are added up: its rows are input positions, its `out` is output channels / groups x kernel.
-    * Attention is two matmuls without weights, "scores" and "values"; a causal one counts whole. Any other matmul of
-      two activations is of kind "attention", too: each matrix of a batch is a head of its sample.
-    * A matmul whose rows do not depend on the samples, as one of two weights, is of kind "once": it runs once for the
-      whole micro-batch, and `rows_per_sample` are all its rows.
-
-    `name` is the path of the submodule in the layer that has the weight ("": the layer itself), or else the role
-    ("scores"). `weight_bytes`
-    are the bytes of that parameter, whatever the matmul casts it to; 0 without one. `image` is the shape of a
-    convolution's input for a sample, (input channels, *sides); it is () for a transposed one, for one that takes
-    several images of a sample, and where it is unknown.
-    """
-
-    name: str
-    kind: str = "linear"
-    rows_per_sample: int = 1
-    in_: int = 1
-    out: int = 1
-    weight_bytes: int = 0
-    heads: int = 1
-    image: tuple[int, ...] = ()
-
-    def flops(self, samples: int) -> int:
-        """Returns the FLOPs of the forward pass of a micro-batch of `samples`; a look-up has none."""
-        times = {"embedding": 0, "once": 1}.get(self.kind, samples)
-        return 2 * times * self.heads * self.rows_per_sample * self.in_ * self.out
-
-
-INPUT = -1
-"""The source of columns that is the layer's input."""
-
-
-@dataclass(frozen=True)
-class Read:
-    """The columns (features) of a tensor: of what a product reads, or of a layer's output.
-
-    `sources` are the products of the layer, by index, whose output's columns they are, one by one and in this order;
-    INPUT is the layer's input. There are several where outputs were added or multiplied, none where columns were mixed,
-    reordered or left out, so that a product cannot be split as what it reads. Of attention they are the products that
-    its queries, keys and values come from, whose heads can be split into `heads` parts. `first` is the first product of
-    the layer that reads this very tensor.
-    """
-
-    sources: tuple[int, ...] = ()
-    first: int = 0
-    heads: int = 0
+BACKWARD = 2.0
+"""The work of a layer's backward pass, in forward passes: gradients of its input and of its parameters."""
 
 
 @dataclass(frozen=True)
 class Tied:
-    """A parameter that a layer shares with another one: its first name in the whole model, as "embedding.weight"."""
+    """A parameter that a layer shares with another one: its first name in the whole model, as "embedding.weight".
+    `frozen`: it is not trained."""
 
     name: str
     bytes: int
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         _check(f"bytes of the tied {self.name!r}", self.bytes)
@@ -117,12 +57,15 @@ class LayerProfile:
     earlier layer keeps already: see `harness.measure.count_model`). `working_bytes` is what its backward pass needs at
     once beyond that, and beyond the gradients of what leaves and enters it. `recomputed_flops` are those of the
     forward pass that its backward pass repeats. `param_bytes` are those of all the layer's parameters, `weights` is
-    their number, `norms` that of its batch norms, which read `norm_bytes` (all 0 in older profiles). `tied` lists
-    parameters that other layers share; so do `buffer_bytes` and `shared_buffers`. The FLOPs of `products` add up to
-    `flops` (`harness.measure.matmul_finder`). `reads` has what each of them reads, then what the layer's output shows
+    their number, `norms` that of its batch norms, which read `norm_bytes` (all 0 in older profiles); `frozen_bytes` and
+    `frozen_weights` are those of parameters that are not trained (`requires_grad=False`). `tied` lists parameters that
+    other layers share; so do `buffer_bytes` and `shared_buffers`. The FLOPs of `products` add up to `flops`
+    (`harness.measure.matmul_finder`). `reads` has what each of them reads, then what the layer's output shows
     (`harness.measure.column_flow`); () where nobody knows: an older profile, images, several tensors. `input_share` is
-    the part of a backward pass for the gradients of the inputs, where passes come in halves. `forward_fixed` and
-    `backward_fixed` are the parts of a pass that fewer samples take, too (`shared_by`).
+    the part of a backward pass for the gradients of the inputs, where passes come in halves. `backward_matmuls` and
+    `backward_others` are the work of the backward pass in forward passes, of kernels with FLOPs and of all others: 2,
+    gradients of inputs and of weights, and less where the model has parameters that are not trained. `forward_fixed`
+    and `backward_fixed` are the parts of a pass that fewer samples take, too (`shared_by`).
     """
 
     name: str = ""
@@ -134,6 +77,8 @@ class LayerProfile:
     kernels: int = 1
     param_bytes: int = 0
     weights: int = 0
+    frozen_bytes: int = 0
+    frozen_weights: int = 0
     norms: int = 0
     norm_bytes: int = 0
     buffer_bytes: int = 0
@@ -144,6 +89,8 @@ class LayerProfile:
     input_share: float = 0.5
     forward_fixed: float = 0.0
     backward_fixed: float = 0.0
+    backward_matmuls: float = BACKWARD
+    backward_others: float = BACKWARD
     tied: tuple[Tied, ...] = ()
     shared_buffers: tuple[SharedBuffer, ...] = ()
     products: tuple[Product, ...] = ()
@@ -155,6 +102,11 @@ class LayerProfile:
             value = getattr(self, one.name)
             if isinstance(value, (int, float)):
                 _check(f"{one.name} of layer {self.name!r}", value, LARGEST_OF.get(one.name, LARGEST))
+        if not (self.frozen_bytes <= self.param_bytes and self.frozen_weights <= self.weights):
+            raise ValueError(
+                f"frozen_bytes of layer {self.name!r} are {self.frozen_bytes} (of {self.frozen_weights} weights), its "
+                f"param_bytes are {self.param_bytes} (of {self.weights} weights)"
+            )
         self._check_shared("tied", "param_bytes")
         self._check_shared("shared_buffers", "buffer_bytes")
 
@@ -174,6 +126,16 @@ class LayerProfile:
             raise ValueError(
                 f"{field} of layer {self.name!r} is {sum(one.bytes for one in shared)} bytes, its {whole} are {held}"
             )
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of the parameters that are trained, which have gradients and the state of an optimizer."""
+        return self.param_bytes - self.frozen_bytes
+
+    @property
+    def backward_flops(self) -> float:
+        """The FLOPs of the backward pass, without what it recomputes."""
+        return self.backward_matmuls * self.flops
 
 
 NUMBERS = Given("float32", gradient=True)
@@ -304,6 +266,11 @@ class ModelProfile(Document):
         """Bytes of the largest output of a layer, or of all parameters of one, whichever is more."""
         return max(max(layer.output_bytes, layer.param_bytes) for layer in self.layers)
 
+    @property
+    def first_trained(self) -> int:
+        """The first layer with parameters that are trained; those before it need no backward pass. 0 without any."""
+        return next((number for number, layer in enumerate(self.layers) if layer.trained_bytes), 0)
+
     def boundary_bytes(self, layer: int) -> int:
         """Returns the bytes of one micro-batch that enter `layer` from the layer before it (the input for layer 0)."""
         return self.input_bytes if layer == 0 else self.layers[layer - 1].output_bytes
@@ -332,17 +299,34 @@ class ModelProfile(Document):
         held = [self.layers[number] for number in layers]
         return sum(layer.param_bytes for layer in held) - _repeated(one for layer in held for one in layer.tied)
 
-    def largest_parameter(self, first: int, last: int) -> int:
-        """Returns the bytes of the largest parameter of the layers `first`..`last`: the largest weight of a matmul; of
-        a layer without any, all its parameters."""
-        layers = self.layers[first : last + 1]
-        return max(max((p.weight_bytes for p in one.products), default=0) or one.param_bytes for one in layers)
+    def trained_bytes(self, first: int = 0, last: int | None = None) -> int:
+        """Returns the bytes of the parameters of the layers `first`..`last` that are trained; tied weights count
+        once."""
+        return self.trained_bytes_of(range(first, len(self.layers) if last is None else last + 1))
 
-    def held(self, first: int, last: int) -> Held:
-        """Returns what the layers `first`..`last` hold; tied weights count once in bytes alone."""
+    def trained_bytes_of(self, layers: Iterable[int]) -> int:
+        """Returns the bytes of the parameters of these layers, by index, that are trained; tied weights count once."""
+        held = [self.layers[number] for number in layers]
+        repeated = _repeated(one for layer in held for one in layer.tied if not one.frozen)
+        return sum(layer.trained_bytes for layer in held) - repeated
+
+    def largest_parameter(self, first: int, last: int) -> int:
+        """Returns the bytes of the largest parameter of the layers `first`..`last` that is trained: the largest weight
+        of a matmul; of a layer without any, all its parameters."""
         layers = self.layers[first : last + 1]
-        count, weights = sum(bool(one.param_bytes) for one in layers), sum(one.weights for one in layers)
+        weights = [max((p.weight_bytes for p in one.products if not p.frozen), default=0) for one in layers]
+        return max(largest or one.trained_bytes for largest, one in zip(weights, layers, strict=True))
+
+    def held(self, first: int, last: int, trained: bool = False) -> Held:
+        """Returns what the layers `first`..`last` hold, or of it what is `trained`; tied weights count once in bytes
+        alone."""
+        layers = self.layers[first : last + 1]
         norms, norm_bytes = sum(one.norms for one in layers), sum(one.norm_bytes for one in layers)
+        if trained:
+            weights = sum(one.weights - one.frozen_weights for one in layers)
+            count = sum(bool(one.trained_bytes) for one in layers)
+            return Held(count, weights, self.trained_bytes(first, last), norms, norm_bytes)
+        count, weights = sum(bool(one.param_bytes) for one in layers), sum(one.weights for one in layers)
         return Held(count, weights, self.parameter_bytes(first, last), norms, norm_bytes)
 
     def buffer_bytes_of(self, layers: Iterable[int]) -> int:

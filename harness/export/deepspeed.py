@@ -130,7 +130,7 @@ def _refused_precision(planned: Planned) -> list[Problem]:
 def _method(planned: Planned) -> str | None:
     """The partition method of `PipelineModule` that makes the plan's stages; None where there is none."""
     balance, layers = list(planned.plan.balance), planned.profile.layers
-    if balance == partition_balanced([layer.param_bytes for layer in layers], len(balance)):
+    if balance == partition_balanced([layer.trained_bytes for layer in layers], len(balance)):
         return "parameters"
     size, rest = divmod(len(layers), len(balance))
     return "uniform" if balance == [size + (stage < rest) for stage in range(len(balance))] else None

@@ -32,6 +32,7 @@ MEASURING = (
     "measure/layer_chain.py",
     "measure/layer_traits.py",
     "core/model_profile.py",
+    "core/products.py",
     "core/traits.py",
     "nn/dropout.py",
     "nn/object_state.py",

@@ -1,5 +1,5 @@
 """Follows columns (features) through the kernels of a layer, from each product to those that read its output: what
-`harness.core.model_profile.Read` records.
+`harness.core.products.Read` records.
 
 Whoever splits a product's output by columns, and the next product's input in the same way, computes the same only if
 everything between them works column by column, or head by head in attention. So an operation must be known to do so:
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from harness.core.model_profile import INPUT, Product, Read
+from harness.core.products import INPUT, Product, Read
 from harness.measure.columns import MIXED, Columns, Factor, Heads, combined, expanded, merged, plain, reshaped, sliced
 from harness.nn.dropout import Dropout
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ from harness.capture import AS_IT_IS, unsplit
 from harness.capture.layers import Whole
 from harness.capture.python_state import plain_attributes
 from harness.config.schema import DTYPES
-from harness.core.model_profile import LayerProfile, ModelProfile, Skip
+from harness.core.model_profile import BACKWARD, LayerProfile, ModelProfile, Skip
 from harness.core.problem import CannotRun, Problem
 from harness.core.shared_buffers import Home
 from harness.interfaces import Batch, Model
@@ -106,6 +106,7 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
         )
         for index, ((name, layer), task) in enumerate(zip(named, tasks, strict=True))
     ]
+    layers = _with_frozen(layers, counts.work)
     stashed = {s: tasks[s.source].stashed[s.name] for s in chain.skips}
     skips = tuple(
         Skip(s.source, s.target, tensor_bytes(tensor), s.name, given(tensor)) for s, tensor in stashed.items()
@@ -195,6 +196,30 @@ def pretend(chain: Chain, device: torch.device, mode: FakeTensorMode) -> None:
     chain.device = device
 
 
+def _with_frozen(layers: list[LayerProfile], work: Sequence[Work]) -> list[LayerProfile]:
+    """Say what the backward passes of layers do that have frozen parameters, or come before all that are trained.
+
+    Those of all others compute the gradients of inputs and of weights, as the model's first layer is taken to."""
+    first = next((number for number, layer in enumerate(layers) if layer.trained_bytes), 0)
+    before = any(layer.frozen_weights for layer in layers[: first + 1])
+    return [
+        _with_backward(layer, work[number]) if layer.frozen_weights or (before and number <= first) else layer
+        for number, layer in enumerate(layers)
+    ]
+
+
+def _with_backward(layer: LayerProfile, work: Work) -> LayerProfile:
+    both = work.input_flops + work.weight_flops
+    return replace(
+        layer,
+        backward_matmuls=both / work.flops if work.flops else BACKWARD,
+        backward_others=(
+            BACKWARD * work.differentiated_bytes / work.elementwise_bytes if work.elementwise_bytes else BACKWARD
+        ),
+        input_share=work.input_flops / both if both else layer.input_share,
+    )
+
+
 def _layer(
     name: str,
     layer: nn.Module,
@@ -202,6 +227,7 @@ def _layer(
     work: Work,
     saved_bytes: int,
 ) -> LayerProfile:
+    frozen = [parameter for parameter in layer.parameters() if not parameter.requires_grad]
     return LayerProfile(
         name=name,
         flops=work.flops,
@@ -210,6 +236,8 @@ def _layer(
         kernels=work.kernels,
         param_bytes=sum(map(tensor_bytes, layer.parameters())),
         weights=len(list(layer.parameters())),
+        frozen_bytes=sum(map(tensor_bytes, frozen)),
+        frozen_weights=len(frozen),
         norms=sum(isinstance(module, _BatchNorm) for module in layer.modules()),
         norm_bytes=work.norm_bytes,
         buffer_bytes=sum(map(tensor_bytes, layer.buffers())),

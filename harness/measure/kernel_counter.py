@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from harness.core.model_profile import Product, Read
+from harness.core.products import Product, Read
 from harness.measure.column_flow import ColumnFlow
 from harness.measure.matmul_finder import Products
 from harness.nn.tied import tensor_bytes
@@ -39,7 +39,8 @@ class Work(TorchDispatchMode):
 
     `norm_bytes` are those that batch norms read. `products` name the parameters of `layer`, in the order of the
     kernels, on a micro-batch of `samples`. `watch` is called with each operation, its arguments and the tensors among
-    them.
+    them. The backward pass has to compute `weight_flops` for gradients of weights, `input_flops` for those of inputs,
+    and to go back through elementwise kernels of `differentiated_bytes`.
     """
 
     def __init__(self, layer: nn.Module, samples: int, watch: Watch | None = None) -> None:
@@ -50,6 +51,7 @@ class Work(TorchDispatchMode):
         self.bytes_moved = 0
         self.elementwise_bytes = 0
         self.norm_bytes = 0
+        self.weight_flops, self.input_flops, self.differentiated_bytes = 0, 0, 0
         self.products: list[Product] = []
         self._finder, self._samples = Products(layer, samples), samples
         self._flow = ColumnFlow(layer, samples, lambda tensor: self._finder.weights.find(tensor) is not None)
@@ -93,10 +95,23 @@ class Work(TorchDispatchMode):
             self.bytes_moved += size
             self.elementwise_bytes += 0 if flops else size
             self.products += found
+            self._differentiate(inputs, found, flops, size)
         if "batch_norm" in _name(func):
             self.norm_bytes += tensor_bytes(inputs[0])
         self._flow.see(func, args, kwargs, result, found)
         return result
+
+    def _differentiate(self, inputs: Sequence[Tensor], found: Sequence[Product], flops: int, size: int) -> None:
+        """Counts what the backward pass of a kernel needs, of two activations both gradients."""
+        weights = [tensor for tensor in inputs if self._finder.weights.find(tensor)]
+        wanted = any(tensor.requires_grad and not any(tensor is one for one in weights) for tensor in inputs)
+        if not flops:
+            self.differentiated_bytes += size if any(tensor.requires_grad for tensor in inputs) else 0
+        elif any(product.weight_bytes for product in found):
+            self.input_flops += flops * wanted
+            self.weight_flops += flops * any(product.weight_bytes and not product.frozen for product in found)
+        else:
+            self.input_flops += 2 * flops * wanted
 
 
 def _is_kernel(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:

@@ -69,7 +69,7 @@ class Chain:
         self.skips = layer_skips(named_layers(self.layers))
         self.autocast = getattr(torch, autocast) if autocast else None
         for parameter in self.layers.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
 
     def step(self, observer: Observer) -> None:
         """Forward and backward; parameters' gradients accumulate as those of one micro-batch among several do."""

@@ -1,4 +1,4 @@
-"""The matmuls that kernels do, and whose weights they use: what `harness.core.model_profile.Product` records of
+"""The matmuls that kernels do, and whose weights they use: what `harness.core.products.Product` records of
 a layer.
 
 These kernels are known: mm, addmm, bmm, baddbmm, convolution, fused attention of any kind, embedding. All matmuls of a
@@ -20,18 +20,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from harness.core.model_profile import Product
+from harness.core.products import Product
 
 _aten = torch.ops.aten
 _COPIES = (_aten._to_copy, _aten.clone)
 
 
 class Weight(NamedTuple):
-    """A parameter: the path of its submodule in the layer, its elements and bytes."""
+    """A parameter: the path of its submodule in the layer, its elements and bytes, and whether it is not trained."""
 
     path: str
     elements: int
     bytes: int
+    frozen: bool
 
 
 class Weights:
@@ -42,7 +43,8 @@ class Weights:
         self._kept: list[torch.UntypedStorage] = []  # so that their memory is not reused
         for name, parameter in layer.named_parameters():
             size = parameter.numel()
-            self._put(parameter, Weight(name.rpartition(".")[0], size, size * parameter.element_size()))
+            path, frozen = name.rpartition(".")[0], not parameter.requires_grad
+            self._put(parameter, Weight(path, size, size * parameter.element_size(), frozen))
 
     def follow(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         """See a kernel that has run: it may have cast a weight, as autocast does."""
@@ -117,8 +119,8 @@ class Products:
         return [self._of_weight("embedding", self.weights.find(table), rows, vocabulary, width, 1)]
 
     def _of_weight(self, kind: str, weight: Weight | None, rows: int, in_: int, out: int, heads: int) -> Product:
-        path, size = (weight.path, weight.bytes) if weight else (kind, 0)
-        return self._by_sample(Product(path, kind, rows, in_, out, size, heads))
+        path, size, frozen = (weight.path, weight.bytes, weight.frozen) if weight else (kind, 0, False)
+        return self._by_sample(Product(path, kind, rows, in_, out, size, heads, frozen=frozen))
 
     def _of_activations(self, name: str, batch: int, rows: int, in_: int, out: int) -> Product:
         heads, rest = divmod(batch, self._samples)

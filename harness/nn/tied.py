@@ -28,7 +28,7 @@ def ties(layers: nn.Sequential) -> dict[str, tuple[Tied, ...]]:
     for parameter, paths in names.items():
         owners = dict.fromkeys(path.partition(".")[0] for path in paths)
         for owner in owners if len(owners) > 1 else ():
-            found.setdefault(owner, []).append(Tied(paths[0], tensor_bytes(parameter)))
+            found.setdefault(owner, []).append(Tied(paths[0], tensor_bytes(parameter), not parameter.requires_grad))
     return {owner: tuple(own) for owner, own in found.items()}
 
 

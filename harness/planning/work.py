@@ -18,7 +18,9 @@ def per_second(draft: Draft, step_s: float, count: int = 1) -> dict[str, Any]:
     The peak of a CPU device is that of one thread, of which each device has `count`.
     """
     profile, copies = draft.profile, draft.plan.mesh.data * draft.plan.mesh.tensor
-    model = 3 * profile.sum("flops", 0, len(profile.layers) - 1) * draft.plan.micro_batches * copies
+    last = len(profile.layers) - 1
+    flops = profile.sum("flops", 0, last) + profile.sum("backward_flops", 0, last)
+    model = flops * draft.plan.micro_batches * copies
     peak = draft.cluster.device.peak_flops.get(profile.autocast or profile.dtype, 0.0) * count * draft.devices
     found: dict[str, Any] = {}
     for name, work in (("", model), ("hardware_", model + _recomputed_flops(draft) * copies)):

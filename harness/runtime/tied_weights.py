@@ -1,4 +1,4 @@
-r"""Parameters that layers on several devices share, in an engine of ranks: every rank has its own copy.
+r"""Trained parameters that layers on several devices share, in an engine of ranks: every rank has its own copy.
 
     device 0   embedding.weight   gradient g0 --\              /--> g0 + g3
                                                  all_reduce --<                 over the ranks of one replica
@@ -49,8 +49,6 @@ class SharedCopy:
         one. The bytes of this copy's.
         """
         parameter = self.parameter
-        if not parameter.requires_grad:
-            return 0
         there = torch.tensor(parameter.grad is not None, dtype=torch.uint8)  # by gloo: no GPU is waited for
         asked = dist.all_reduce(there, dist.ReduceOp.MAX, self.group, async_op=True)
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

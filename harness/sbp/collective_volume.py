@@ -45,10 +45,12 @@ def _multiplied(step: Step, costs: Costs) -> Iterator[Message]:
     if not (step.free or item.look_up):
         entering = item.input_elements * width / size(plus(p0, p2))
         yield Message("all_gather", "forward", p1, entering, m)
-        yield Message("reduce_scatter", "backward", p1, entering, m)
+        if not item.cut:
+            yield Message("reduce_scatter", "backward", p1, entering, m)
     leaving = item.output_elements * width / size(plus(p0, p1))
     for share in item.shares:
         yield Message("reduce_scatter", "forward", p2, leaving * share, m)
-        yield Message("all_gather", "backward", p2, leaving * share, m)
-        if step.reduced:
+        if not (item.cut and item.frozen):
+            yield Message("all_gather", "backward", p2, leaving * share, m)
+        if step.reduced and not item.frozen:
             yield Message("all_reduce", "weights", p0, item.weight_bytes * share / size(plus(p1, p2)), 1)

@@ -3,7 +3,7 @@
     embedding -> [ + qkv -> attention -> projection ] -> [ + up -> down ] -> ... -> head
 
 Everything between two matmuls works on each element by itself, on whatever block a device has. Profiles say so for each
-layer (`harness.core.model_profile.Read`); what does something else is kept whole. Matmuls that read the same tensor, as
+layer (`harness.core.products.Read`); what does something else is kept whole. Matmuls that read the same tensor, as
 gate and up of a gated linear unit, are one whose columns are split part by part: the product of two parts is split as
 they are.
 """
@@ -19,7 +19,8 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from harness.core.memory_model import DTYPE_BYTES
-from harness.core.model_profile import INPUT, LayerProfile, ModelProfile, Product, Read
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.products import INPUT, Product, Read
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Matmul:
     The tensors that are sent have `input_elements` and `output_elements`: for a convolution (`conv`) those of its
     images. A `look_up` has integers for inputs. A `whole` matmul is split by rows only, and what is sent is the input
     or output of its layer. Matmuls with the same `tied` share one parameter. Several that read the same tensor are one,
-    with the `outputs` of all, those of each in `parts`, and a name such as "mlp.gate+up".
+    with the `outputs` of all, those of each in `parts`, and a name such as "mlp.gate+up". A `frozen` weight has no
+    gradient; a `cut` one's input needs none, since nothing before it is trained.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Matmul:
     tied: str = ""
     conv: bool = False
     parts: tuple[int, ...] = ()
+    frozen: bool = False
+    cut: bool = False
 
     @property
     def divided(self) -> int:
@@ -78,7 +82,8 @@ class Residual:
     elements: int
 
 
-Item = Matmul | Attention | Residual
+Inner = Matmul | Attention
+Item = Inner | Residual
 
 
 @dataclass(frozen=True)
@@ -127,10 +132,25 @@ def chain_from_profile(profile: ModelProfile) -> Chain:
 def _chain(profile: ModelProfile) -> Chain:
     width = DTYPE_BYTES[profile.autocast or profile.dtype]
     in_a_row = not profile.skips and not any(map(_mixes, profile.layers))
-    items = [item for number in range(len(profile.layers)) for item in _layer_items(profile, number, width, in_a_row)]
+    items: list[Item] = []
+    first = profile.first_trained
+    for number in range(len(profile.layers)):
+        own = _layer_items(profile, number, width, in_a_row)
+        items += [_cut(item) for item in own] if number < first else own
     if not items:
         raise ValueError(f"the profile of {profile.model or 'the model'} has no matmuls to split")
     return Chain(tuple(items), width)
+
+
+def _cut(item: Item) -> Item:
+    """Returns an item of a layer before all that are trained."""
+    if isinstance(item, Residual):
+        return replace(item, items=tuple(_cut_matmul(one) for one in item.items))
+    return _cut_matmul(item)
+
+
+def _cut_matmul(item: Inner) -> Inner:
+    return replace(item, cut=True) if isinstance(item, Matmul) else item
 
 
 def _layer_items(profile: ModelProfile, number: int, width: int, in_a_row: bool) -> list[Item]:
@@ -240,9 +260,10 @@ def _merged(layer: LayerProfile, samples: int) -> list[_Read]:
 
 
 def _read_together(one: _Read, other: _Read) -> bool:
-    """Returns whether two are matmuls that read the same tensor."""
+    """Returns whether two are matmuls that read the same tensor, and both are trained, or both are not."""
     same = bool(one.read.sources) and one.read == other.read and one.submodule == other.submodule
-    return same and isinstance(one.item, Matmul)
+    both = isinstance(one.item, Matmul) and isinstance(other.item, Matmul) and one.item.frozen == other.item.frozen
+    return same and both
 
 
 def _joined(one: _Read, other: _Read) -> _Read:
@@ -268,7 +289,8 @@ def part_names(name: str) -> list[str]:
 
 def _linear(layer: LayerProfile, product: Product, samples: int) -> Matmul:
     elements = _input_elements(product, samples), _output_elements(product, samples)
-    return Matmul(matmul_name(layer, product), samples, product.in_, product.out, *elements, product.weight_bytes)
+    name, frozen = matmul_name(layer, product), product.frozen
+    return Matmul(name, samples, product.in_, product.out, *elements, product.weight_bytes, frozen=frozen)
 
 
 def _single(profile: ModelProfile, number: int, product: Product, width: int) -> Matmul:
@@ -319,6 +341,7 @@ def _whole(profile: ModelProfile, number: int, products: list[Product], width: i
             _output_elements(product, samples),
             product.weight_bytes,
             whole=True,
+            frozen=product.frozen,
         )
         for product in dict.fromkeys(products)
     ]

@@ -9,8 +9,9 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from harness.core.model_profile import LayerProfile, ModelProfile, Product
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Plan, Stage, Traffic
+from harness.core.products import Product
 from harness.sbp import summa
 from harness.sbp.collective_costs import Collectives
 from harness.sbp.collective_volume import messages
@@ -196,17 +197,21 @@ def device_share(profile: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
         return profile
     grid = grid_from_plan(plan)
     elsewhere = [0.0] * len(profile.layers)
+    frozen = [0.0] * len(profile.layers)
     gathered = [0.0] * len(profile.layers)
     for item in chain.matmuls:
         layer = layer_index(item.name, profile)
         if item.name not in plan.strategy:
-            elsewhere[layer] += item.weight_bytes * (1 - 1 / devices)
-            continue
-        strategy = grid.strategy_or_mesh(plan.strategy[item.name])
-        elsewhere[layer] += item.weight_bytes * (1 - 1 / _weight_parts(grid, strategy))
-        gathered[layer] += _gathered_bytes(item, grid, strategy, chain.element_bytes, profile.layers[layer].saved_bytes)
+            away = item.weight_bytes * (1 - 1 / devices)
+        else:
+            strategy = grid.strategy_or_mesh(plan.strategy[item.name])
+            away = item.weight_bytes * (1 - 1 / _weight_parts(grid, strategy))
+            saved = profile.layers[layer].saved_bytes
+            gathered[layer] += _gathered_bytes(item, grid, strategy, chain.element_bytes, saved)
+        elsewhere[layer] += away
+        frozen[layer] += away if item.frozen else 0.0
     layers = [
-        _share(layer, devices, round(elsewhere[number]), round(gathered[number]))
+        _share(layer, devices, round(elsewhere[number]), round(frozen[number]), round(gathered[number]))
         for number, layer in enumerate(profile.layers)
     ]
     skips = tuple(replace(skip, bytes=skip.bytes // devices) for skip in profile.skips)
@@ -272,8 +277,9 @@ def with_exchanges(share: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
     )
 
 
-def _share(layer: LayerProfile, devices: int, elsewhere: int, gathered: int) -> LayerProfile:
-    """Returns one device's share of a layer; `elsewhere` are the bytes of its weights on other devices."""
+def _share(layer: LayerProfile, devices: int, elsewhere: int, frozen: int, gathered: int) -> LayerProfile:
+    """Returns one device's share of a layer; `elsewhere` are the bytes of its weights on other devices, of which
+    `frozen` are not trained."""
     tied = tuple(replace(parameter, bytes=max(0, parameter.bytes - elsewhere)) for parameter in layer.tied)
     forward_s, backward_s = layer.shared_by(devices)
     return replace(
@@ -284,6 +290,7 @@ def _share(layer: LayerProfile, devices: int, elsewhere: int, gathered: int) -> 
         bytes_moved=layer.bytes_moved / devices,
         elementwise_bytes=layer.elementwise_bytes / devices,
         param_bytes=layer.param_bytes - elsewhere,
+        frozen_bytes=layer.frozen_bytes - frozen,
         norm_bytes=layer.norm_bytes // devices,
         output_bytes=layer.output_bytes // devices,
         saved_bytes=layer.saved_bytes // devices + gathered,

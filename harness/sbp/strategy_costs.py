@@ -12,6 +12,7 @@ differ; `mixed` takes the best split, and pays an all-to-all over the digits tha
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -61,8 +62,8 @@ class Rules:
 class Costs:
     """Seconds of communication of one step of `micro_batches`, forward and backward.
 
-    `state` are the bytes that a device keeps for each byte of its shard of a weight (weight, gradient, optimizer).
-    With recomputation no matmul `keeps` its input.
+    `state` are the bytes that a device keeps for each byte of its shard of a weight (weight, gradient, optimizer), of
+    which `trained_state` only where that is trained. With recomputation no matmul `keeps` its input.
     """
 
     collectives: Collectives
@@ -71,6 +72,7 @@ class Costs:
     rules: Rules
     state: float = 1.0
     keeps: bool = True
+    trained_state: float = 0.0
 
     @property
     def grid(self) -> Grid:
@@ -89,7 +91,8 @@ class Costs:
         """Returns seconds of the all-gather of a matmul's input, and the reduce-scatter of that input's gradient."""
         size = item.input_elements * self.element_bytes / self._size(plus(strategy.p0, strategy.p2))
         all_gather_s = self.collectives.seconds("all_gather", strategy.p1, size)
-        return self.micro_batches * (all_gather_s + self.collectives.seconds("reduce_scatter", strategy.p1, size))
+        back_s = 0.0 if item.cut else self.collectives.seconds("reduce_scatter", strategy.p1, size)
+        return self.micro_batches * (all_gather_s + back_s)
 
     def leaving(self, item: Matmul, strategy: Strategy) -> float:
         """Returns seconds of the reduce-scatter of a matmul's output, and the all-gather of that output's gradient."""
@@ -97,12 +100,14 @@ class Costs:
         seconds = (
             self.collectives.seconds(name, strategy.p2, size * share)
             for share in item.shares
-            for name in ("reduce_scatter", "all_gather")
+            for name in (("reduce_scatter",) if item.cut and item.frozen else ("reduce_scatter", "all_gather"))
         )
         return self.micro_batches * sum(seconds)
 
     def weights(self, item: Matmul, strategy: Strategy) -> float:
-        """Returns seconds of the all-reduce of the weight's gradient, once in a step."""
+        """Returns seconds of the all-reduce of the weight's gradient, once in a step; none of a frozen weight."""
+        if item.frozen:
+            return 0.0
         size = item.weight_bytes / self._size(plus(strategy.p1, strategy.p2))
         return sum(self.collectives.seconds("all_reduce", strategy.p0, size * share) for share in item.shares)
 
@@ -120,7 +125,16 @@ class Costs:
             inputs, weights = plus(strategy.p0, strategy.p2), plus(strategy.p1, strategy.p2)
         size, kept = self._size, self.keeps and not item.look_up
         waiting = item.input_elements * self.element_bytes / size(inputs) if kept else 0.0
-        return self.state * item.weight_bytes / size(weights) + waiting
+        return self.state_of(item) * item.weight_bytes / size(weights) + waiting
+
+    def state_bytes(self, items: Collection[Matmul]) -> float:
+        """Returns the bytes that are kept of the weights of these matmuls, on all devices together."""
+        frozen = sum(item.weight_bytes for item in items if item.frozen)
+        return self.state * sum(item.weight_bytes for item in items) - self.trained_state * frozen
+
+    def state_of(self, item: Matmul) -> float:
+        """Returns the bytes that are kept for each byte of a matmul's weight."""
+        return self.state - self.trained_state if item.frozen else self.state
 
     def exchange_bytes(self, item: Matmul, strategy: Strategy) -> float:
         """Returns the bytes of a matmul's exchanges of gradients (`exchange_bytes` below)."""

@@ -58,11 +58,12 @@ def calls(item: Matmul, grid: Grid, mesh: Summa, width: int, free: bool) -> Iter
         else:
             yield Call("broadcast", "forward", columns, moving, count)
             yield Call("broadcast", "forward", rows, weight * share, count)
-            if not free:
+            if not (free or item.cut):
                 yield Call("broadcast", "backward", rows, weight * share, count)
                 yield Call("reduce", "backward", columns, moving, count)
-        yield Call("broadcast", "backward", columns, moving, count)
-        yield Call("reduce", "backward", rows, weight * share, count)
+        if not item.frozen:
+            yield Call("broadcast", "backward", columns, moving, count)
+            yield Call("reduce", "backward", rows, weight * share, count)
 
 
 def working_bytes(item: Matmul, grid: Grid, mesh: Summa, width: int) -> float:

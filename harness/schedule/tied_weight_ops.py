@@ -35,16 +35,16 @@ class Tie:
 
 
 def plan_ties(plan: Plan, profile: ModelProfile, communicator: str = TIED) -> list[Tie]:
-    """Lists the parameters that layers on different devices share, in the order of the layers.
+    """Lists the trained parameters that layers on different devices share, in the order of the layers.
 
     Stages on one device share a copy."""
-    sizes = {tied.name: tied.bytes for layer in profile.layers for tied in layer.tied}
+    sizes = {tied.name: tied.bytes for layer in profile.layers for tied in layer.tied if not tied.frozen}
     ties = []
     for name, stages in tied_stages(plan, profile).items():
         home: dict[int, int] = {}  # the first stage on each device
         for number in stages:
             home.setdefault(plan.stages[number].device, number)
-        if len(home) > 1:
+        if len(home) > 1 and name in sizes:
             ties.append(Tie(name, tuple(home.values()), sizes[name], communicator))
     return ties
 

@@ -13,7 +13,8 @@ FLOPs reaches this share of peak:
       |__.'___________________________________________ w (logarithmic)
 
 A layer's kernels with FLOPs are taken together (max of FLOPs and bytes), and so are its elementwise ones (bytes). The
-backward pass is twice the forward pass in kernels, FLOPs and bytes. No numbers but these shares are calibrated.
+backward pass is twice the forward pass in kernels, FLOPs and bytes, or less where parameters are not trained
+(`LayerProfile.backward_matmuls`, `backward_others`). No numbers but these shares are calibrated.
 
 **Waves.** Where it is known how many elements of a matmul's output a device computes at once (`wave_elements`: the
 tiles of all its multiprocessors), a matmul computes half a wave more than it has, on average: the last wave is not
@@ -27,17 +28,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from harness.core.cluster import MATMULS, Cluster, Device
-from harness.core.model_profile import LayerProfile, ModelProfile, Product
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun, Fix, Problem, refuse
+from harness.core.products import Product
 from harness.core.value_checks import one_of
 
 COSTS = ("auto", "measured", "scaled", "analytic", "none")
 KERNELS = {"conv": "convolution", "attention": "attention"}
 """The class of kernels by the kind of a product; all others are matmuls, as are convolutions of single pixels."""
-BACKWARD = 2
-"""The work of a layer's backward pass, in forward passes: gradients of its input and of its parameters."""
 
 
 def with_layer_times(
@@ -126,8 +127,8 @@ def analytic(profile: ModelProfile, device: Device) -> ModelProfile:
     refuse(problems, f"costs=analytic on {device.name}")
     source = f"analytic on {device.name} from counted work: {_numbers(profile, device)}"
     price = _pricing(profile, device)
-    forward_s = [price(layer, depth(layer.products)) for layer in profile.layers]
-    return replace(_timed(profile, forward_s), source=source, times="analytic", device=device)
+    seconds = [price(layer, depth(layer.products)) for layer in profile.layers]
+    return replace(_timed(profile, seconds), source=source, times="analytic", device=device)
 
 
 def scaled(profile: ModelProfile, origin: Device, target: Device) -> ModelProfile:
@@ -145,7 +146,7 @@ def scaled(profile: ModelProfile, origin: Device, target: Device) -> ModelProfil
         ratio = origin.memory_bandwidth / target.memory_bandwidth
         if _has_work(layer):
             terms = depth(layer.products)
-            ratio = priced(layer, terms) / priced_there(layer, terms)
+            ratio = priced(layer, terms).whole / priced_there(layer, terms).whole
         layers.append(replace(layer, forward_s=layer.forward_s * ratio, backward_s=layer.backward_s * ratio))
     source = f"scaled from {origin.name} to {target.name}: {profile.source}"
     return replace(profile, layers=tuple(layers), source=source, times="scaled", device=target)
@@ -183,30 +184,53 @@ def has_times(profile: ModelProfile) -> bool:
     return any(layer.forward_s or layer.backward_s for layer in profile.layers)
 
 
-def _timed(profile: ModelProfile, forward_s: Sequence[float]) -> ModelProfile:
+def _timed(profile: ModelProfile, seconds: Sequence[Parts]) -> ModelProfile:
     layers = (
-        replace(layer, forward_s=seconds, backward_s=BACKWARD * seconds, forward_fixed=0.0, backward_fixed=0.0)
-        for layer, seconds in zip(profile.layers, forward_s, strict=True)
+        replace(
+            layer, forward_s=parts.whole, backward_s=_backward_s(layer, parts), forward_fixed=0.0, backward_fixed=0.0
+        )
+        for layer, parts in zip(profile.layers, seconds, strict=True)
     )
     return replace(profile, layers=tuple(layers))
 
 
-def _pricing(profile: ModelProfile, device: Device) -> Callable[[LayerProfile, float], float]:
+def _backward_s(layer: LayerProfile, parts: Parts) -> float:
+    if layer.backward_matmuls == layer.backward_others:
+        return layer.backward_matmuls * parts.whole
+    products = min(1.0, len(layer.products) / layer.kernels) if layer.kernels else 0.0
+    kernels = products * layer.backward_matmuls + (1 - products) * layer.backward_others
+    return parts.launched * kernels + parts.matmuls * layer.backward_matmuls + parts.others * layer.backward_others
+
+
+class Parts(NamedTuple):
+    """Seconds of a forward pass: to launch kernels, of those with FLOPs, and of all others."""
+
+    launched: float
+    matmuls: float
+    others: float
+
+    @property
+    def whole(self) -> float:
+        return self.launched + self.matmuls + self.others
+
+
+def _pricing(profile: ModelProfile, device: Device) -> Callable[[LayerProfile, float], Parts]:
     """Returns a function of a layer and its depth (`depth`): the seconds of its forward pass."""
     bandwidth = device.memory_bandwidth * device.efficiency_of(_elementwise(profile))
     peak, dtype = _peak(profile, device), _format(profile)
     share = {name: device.efficiency_of(device.counts_as(name, dtype)) for name in MATMULS}
     wave = device.wave_of(dtype)
 
-    def forward_s(layer: LayerProfile, deep: float) -> float:
+    def forward_s(layer: LayerProfile, deep: float) -> Parts:
         """Adds half a wave for each matmul: `wave` / 2 elements, two FLOPs for each of its depth."""
         if not _has_work(layer):
-            return 0.0
+            return Parts(0.0, 0.0, 0.0)
         compute_s = wave * deep / share["matmul"]
         for kernels, flops in _flops(layer, profile.micro_batch).items():
             compute_s += flops / share[kernels]
         bytes_s = (layer.bytes_moved - layer.elementwise_bytes) / bandwidth
-        return layer.kernels * device.kernel_s + max(compute_s / peak, bytes_s) + layer.elementwise_bytes / bandwidth
+        launched_s, others_s = layer.kernels * device.kernel_s, layer.elementwise_bytes / bandwidth
+        return Parts(launched_s, max(compute_s / peak, bytes_s), others_s)
 
     return forward_s
 

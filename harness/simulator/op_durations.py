@@ -59,18 +59,23 @@ class TaskCosts:
     def beyond_s(self, kind: str, stage: int) -> float:
         """Returns what the host takes for a task of a pipeline beyond its layers' time, what passes before it
         included."""
-        costs = self.cluster.engine_costs
-        return self.cluster.task_s + costs.host_s + costs.of(kind).seconds(self.held[stage])
+        costs, held = self.cluster.engine_costs, self.trained if kind == "W" else self.held
+        return self.cluster.task_s + costs.host_s + costs.of(kind).seconds(held[stage])
 
     @cached_property
     def held(self) -> list[Held]:
         """What each stage holds."""
         return [self.profile.held(stage.first, stage.last) for stage in self.plan.stages]
 
+    @cached_property
+    def trained(self) -> list[Held]:
+        """What the optimizer updates of each stage."""
+        return [self.profile.held(stage.first, stage.last, trained=True) for stage in self.plan.stages]
+
     def _step_s(self, stage: int) -> float:
         costs, own = self.cluster.engine_costs, self.plan.stages[stage]
-        host_s = costs.host_s + costs.of("step").seconds(self.held[stage])
-        return host_s + self.update_s(self.profile.parameter_bytes(own.first, own.last))
+        host_s = costs.host_s + costs.of("step").seconds(self.trained[stage])
+        return host_s + self.update_s(self.profile.trained_bytes(own.first, own.last))
 
     def chunk_s(self, stage: int, size: int) -> float:
         """Returns the seconds of the optimizer on a chunk of `size` bytes of a stage's parameters."""
@@ -79,7 +84,7 @@ class TaskCosts:
         return self.chunks_s[stage, size]
 
     def _chunk_s(self, stage: int, size: int) -> float:
-        costs, held = self.cluster.engine_costs, self.held[stage]
+        costs, held = self.cluster.engine_costs, self.trained[stage]
         one = costs.of("step")
         return self.update_s(size) + costs.host_s + one.base_s + one.rest_s(held) * size / max(1, size, held.bytes)
 

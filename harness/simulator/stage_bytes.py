@@ -28,8 +28,8 @@ def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: flo
     saved = beyond = parameters = 0
     for number, gradients in _gradients(profile, first, last):
         layer = profile.layers[number]
-        parameters += layer.param_bytes
-        needed = gradients + round(layer.param_bytes * accumulated + parameters * kept) + layer.working_bytes
+        parameters += layer.trained_bytes
+        needed = gradients + round(layer.trained_bytes * accumulated + parameters * kept) + layer.working_bytes
         beyond = max(beyond, needed - saved)
         saved += layer.saved_bytes
     return beyond
@@ -93,7 +93,7 @@ class HeldBytes:
     def reducing(self, number: int) -> int:
         """Returns the bytes of further gradients while those of a stage are summed over replicas."""
         stage = self.plan.stages[number]
-        return round(self.memory.reducing * self.profile.parameter_bytes(stage.first, stage.last))
+        return round(self.memory.reducing * self.profile.trained_bytes(stage.first, stage.last))
 
     def stage_bytes(self, number: int, stage: Stage) -> StageBytes:
         """Returns the bytes of a stage's tasks; a memory model of layer inputs counts nothing else."""
@@ -130,7 +130,7 @@ class HeldBytes:
         """Returns the bytes of a stage's gradients, which an update frees, and of what it works with."""
         if not self.memory.freed:
             return 0, 0
-        parameters = self.profile.parameter_bytes(stage.first, stage.last)
+        parameters = self.profile.trained_bytes(stage.first, stage.last)
         largest = self.profile.largest_parameter(stage.first, stage.last)
         of_all, of_largest = self.memory.updating
         return round(self.memory.gradients * parameters), round(of_all * parameters + of_largest * largest)

@@ -169,10 +169,11 @@ def _tick_s(profile: ModelProfile, messages_s: float) -> float:
 
 
 def _shared(profile: ModelProfile, memory: MemoryModel) -> tuple[Shared, ...]:
-    sizes = {tied.name: tied.bytes for layer in profile.layers for tied in layer.tied}
+    every = {tied.name: tied for layer in profile.layers for tied in layer.tied}
     shared = []
-    for name, size in sizes.items():
-        state = memory.state_bytes(ModelProfile((LayerProfile(param_bytes=size),)), 0, 0)
+    for name, one in every.items():
+        alone = LayerProfile(param_bytes=one.bytes, frozen_bytes=one.bytes if one.frozen else 0)
+        state = memory.state_bytes(ModelProfile((alone,)), 0, 0)
         layers = [n for n, layer in enumerate(profile.layers) if any(tied.name == name for tied in layer.tied)]
         shared.append(Shared(state, tuple(layers)))
     return tuple(shared)

@@ -36,6 +36,7 @@ def data_parallel(
     recompute: str = "never",
     reduction: Reduction = "reduce_scatter",
     reshard: bool = True,
+    frozen_bytes: int = 0,
 ) -> Schedule:
     """Returns the step of `replicas` of the whole model, each with its own micro-batches; all in the compute queue.
 
@@ -55,7 +56,8 @@ def data_parallel(
     `reshard` zero3 keeps the weights from the forward to the backward pass of a micro-batch and gathers them once, as
     does `fully_shard(reshard_after_forward=False)`, and DeepSpeed by default with a model that fits into
     stage3_prefetch_bucket_size or stage3_max_reuse_distance. Small parameters, which DeepSpeed may keep whole, are
-    sharded like the others: this is stage3_param_persistence_threshold=0.
+    sharded like the others: this is stage3_param_persistence_threshold=0. `frozen_bytes` of the parameters are not
+    trained: they are gathered for passes, but neither reduced nor updated.
 
     One buffer holds all parameters, and every collective blocks, as on gloo. The schedule does not overlap collectives
     with computation, as libraries do layer by layer: on GPUs it is an upper bound of the time, not of the bytes. One
@@ -65,7 +67,8 @@ def data_parallel(
         raise ProblemError(Problem("kind", kind, f"is none of {', '.join(SHARDINGS)}", ({"kind": SHARDINGS[0]},)))
 
     def reduce_over_replicas(algorithm: str, micro_batch: int | None = None, bucket: str = "") -> list[Op]:
-        return [over_replicas(0, algorithm, parameter_bytes, micro_batch, bucket)] if replicas > 1 else []
+        size = parameter_bytes - (0 if bucket else frozen_bytes)
+        return [over_replicas(0, algorithm, size, micro_batch, bucket)] if replicas > 1 else []
 
     ops: list[Op] = []
     for i in range(micro_batches):
@@ -101,8 +104,8 @@ def with_replicas(schedule: Schedule, plan: Plan, profile: ModelProfile) -> Sche
 
 
 def _own_bytes(plan: Plan, profile: ModelProfile, number: int) -> int:
-    """Bytes of a stage's parameters, less those that an earlier stage of its device has."""
+    """Bytes of a stage's trained parameters, less those that an earlier stage of its device has."""
     stage = plan.stages[number]
     earlier = [k for s in plan.stages[:number] if s.device == stage.device for k in range(s.first, s.last + 1)]
     own = range(stage.first, stage.last + 1)
-    return profile.parameter_bytes_of([*earlier, *own]) - profile.parameter_bytes_of(earlier)
+    return profile.trained_bytes_of([*earlier, *own]) - profile.trained_bytes_of(earlier)

@@ -45,7 +45,7 @@ def deepspeed(
     before its backward task.
 
     The step ends as DeepSpeed's does, on every stage: all-reduce over tied copies, all-reduce over the `replicas` (of
-    `parameter_bytes[j]` bytes on stage j), the optimizer. With `zero=1`, where the optimizer state is sharded,
+    `parameter_bytes[j]` trained bytes on stage j), the optimizer. With `zero=1`, where the optimizer state is sharded,
     `reduction` replaces the all-reduce over replicas (see `harness.schedule.builders.data_parallel.data_parallel`),
     and an all-gather of the weights follows the optimizer.
 

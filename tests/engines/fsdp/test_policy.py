@@ -19,9 +19,10 @@ from engines.fsdp.engine import Config, build
 from harness.config import registry
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel, named
-from harness.core.model_profile import LayerProfile, ModelProfile, Product, Tied
+from harness.core.model_profile import LayerProfile, ModelProfile, Tied
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import ProblemError
+from harness.core.products import Product
 from harness.interfaces import Batch, Model, OptimizerSpec, Session, SessionSpec
 from harness.measure.count_model import count
 from harness.nn import dropout

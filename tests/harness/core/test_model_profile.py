@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.model_profile import LayerProfile, ModelProfile, Product, Skip, Tied
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
+from harness.core.products import Product
 from harness.core.serialization import SchemaError
 
 SIZES = {"a": 100, "b": 30, "c": 7, "d": 1}

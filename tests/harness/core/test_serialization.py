@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from harness.core import serialization
 from harness.core.cluster import Cluster, Device, Link
-from harness.core.model_profile import LayerProfile, ModelProfile, Product, Skip, Tied
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
 from harness.core.op import Op
 from harness.core.pattern import Pattern, Placed
 from harness.core.plan import Mesh, Plan, Traffic
 from harness.core.problem import Problem
+from harness.core.products import Product
 from harness.core.record import EXIT_CODES, RunRecord, Status
 from harness.core.serialization import Document, SchemaError, decode, encode
 from harness.schedule import Schedule
@@ -110,7 +111,7 @@ def test_a_trailing_underscore_is_for_python_only(tmp_path: Path) -> None:
     assert written["schema"] == 2
     assert written["layers"][0]["products"][0] == {
         "name": "p", "kind": "linear", "rows_per_sample": 1, "in": 3, "out": 4, "weight_bytes": 0, "heads": 1,
-        "image": [],
+        "image": [], "frozen": False,
     }  # fmt: skip
     assert ModelProfile.load(tmp_path / "profile.json") == profile
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.core.model_profile import LayerProfile, ModelProfile, Product, Skip, Tied
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
+from harness.core.products import Product
 from harness.host import profile_cache
 from tests.tiers import examples
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.core.model_profile import INPUT, LayerProfile, ModelProfile, Read
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.products import INPUT, Read
 from harness.measure.count_model import count
 from harness.measure.profile_model import measure
 from harness.nn.dropout import Dropout

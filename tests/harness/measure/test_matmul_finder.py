@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.core.model_profile import Product
+from harness.core.products import Product
 from harness.measure.count_model import count
 from harness.measure.profile_model import measure
 from tests.support.nets import Net

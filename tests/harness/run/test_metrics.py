@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 
 from harness.core.cluster import Cluster, Device
 from harness.core.memory_model import MemoryModel
-from harness.core.model_profile import LayerProfile, ModelProfile, Product
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Mesh, Plan
+from harness.core.products import Product
 from harness.host.devices import Kind
 from harness.planning.draft import Draft
 from harness.run import metrics

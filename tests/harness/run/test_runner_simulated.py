@@ -15,7 +15,8 @@ import pytest
 from harness.cli.compose import compose
 from harness.config.overrides import quoted
 from harness.core.cluster import Cluster, Device, Link
-from harness.core.model_profile import LayerProfile, LayerTimes, ModelProfile, Product, Skip
+from harness.core.model_profile import LayerProfile, LayerTimes, ModelProfile, Skip
+from harness.core.products import Product
 from harness.core.record import RunRecord
 from harness.core.trace import Trace
 from harness.core.units import percent, rate

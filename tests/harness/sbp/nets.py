@@ -7,7 +7,8 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from harness.core.cluster import Cluster, Link
-from harness.core.model_profile import LayerProfile, ModelProfile, Product, Tied
+from harness.core.model_profile import LayerProfile, ModelProfile, Tied
+from harness.core.products import Product
 
 FLOAT = 4
 

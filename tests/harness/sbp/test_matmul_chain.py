@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.core.model_profile import LayerProfile, ModelProfile, Product
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.products import Product
 from harness.measure.count_model import count
 from harness.sbp.device_grid import Grid
 from harness.sbp.matmul_chain import Matmul, chain_from_profile

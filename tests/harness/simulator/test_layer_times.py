@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.cluster import Cluster, Device
-from harness.core.model_profile import LayerProfile, ModelProfile, Product, Skip
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip
 from harness.core.problem import CannotRun
+from harness.core.products import Product
 from harness.simulator import layer_times
 from harness.simulator.layer_times import (
     COSTS,

@@ -2,9 +2,10 @@ from dataclasses import replace
 
 from harness.core.cluster import Cluster, Link
 from harness.core.memory_model import MemoryModel
-from harness.core.model_profile import LayerProfile, ModelProfile, Product, Skip, Tied
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
 from harness.core.op import Op
 from harness.core.plan import Mesh, Plan, Stage
+from harness.core.products import Product
 from harness.schedule import QueueOps, Schedule
 from harness.schedule.builders.data_parallel import data_parallel
 from harness.schedule.builders.deepspeed import deepspeed

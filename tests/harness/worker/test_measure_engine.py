@@ -14,8 +14,9 @@ from engines.single import session as single
 from harness.cli.compose import compose
 from harness.config import cluster_config, registry
 from harness.core.cluster import Device, EngineCosts, Link, TaskCost
-from harness.core.model_profile import LayerProfile, ModelProfile, Product
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import Problem, refuse
+from harness.core.products import Product
 from harness.core.trace import Trace
 from harness.host.machine import Machine
 from harness.interfaces import Engine

@@ -20,9 +20,10 @@ from harness.cli.compose import compose
 from harness.config import cluster_config
 from harness.config.cluster_config import ClusterConfig
 from harness.config.overrides import quoted
-from harness.core.model_profile import ModelProfile, Product
+from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.problem import CannotRun, Problem, apply
+from harness.core.products import Product
 from harness.core.record import RunRecord
 from harness.planning import profiles
 from harness.planning.draft import Draft, Layout
