@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import torch
@@ -123,7 +122,7 @@ class GPipe(nn.Module):
         self.spans: list[Span] = []
         self.bytes_sent: dict[str, int] = {}
         self._draws: dict[bool, dict[int, bool]] = {True: {}, False: {}}
-        self._kinds: set[tuple[Any, ...]] = set()
+        self._kinds: set[Hashable] = set()
         self._anchor = torch.zeros((), requires_grad=True)
         self.queues = self._open_queues() if self.on_cpu else None
         self._copy_streams = copy_streams(self.devices) if self.streams else None
@@ -162,6 +161,7 @@ class GPipe(nn.Module):
         if self.queues is None:
             return self._run_cuda_pass(chunks, around, mode, grad)
         seed = int(torch.empty((), dtype=torch.int64).random_())
+        kind = self._uncompiled(mode, grad, chunks)
         run = CpuPass(
             self.stages,
             self.layout,
@@ -173,12 +173,15 @@ class GPipe(nn.Module):
             self._draws[self.training],
             seed,
             self.shared,
-            self._compiling(chunks, grad),
+            threading.Lock() if kind else None,
         )
         self.spans, self.bytes_sent = run.spans, run.bytes_sent
         try:
             with self.shared_state.unchanged(grad and mode != "never"):
-                return run_cpu_pass(run, value, self._anchor, self.dependency, self._trained())
+                output = run_cpu_pass(run, value, self._anchor, self.dependency, self._trained())
+            if kind:
+                self._kinds.add(kind)
+            return output
         except BaseException as error:
             run.abandon(error)
             raise
@@ -192,14 +195,18 @@ class GPipe(nn.Module):
         with self.shared_state.unchanged(grad and mode != "never"):
             return run.run(chunks)
 
-    def _compiling(self, chunks: list[Value], grad: bool) -> AbstractContextManager[Any] | None:
-        """A lock for the tasks of the first pass of a kind where layers are compiled (`Module.compile`): the compiler's
-        settings belong to the process, and it guards them in forward passes alone."""
-        kind = self.training, grad, *(tensor.shape for chunk in chunks for tensor in tensors_of(chunk))
-        if kind in self._kinds or not any(module._compiled_call_impl for module in self.modules()):
+    def _uncompiled(self, mode: str, grad: bool, chunks: list[Value]) -> Hashable:
+        """The kind of a pass for which layers are still to be compiled (`Module.compile`); None if there is no such.
+
+        Its tasks take turns: the compiler's settings belong to the process, and it guards them in forward passes alone.
+        """
+        if not any(module._compiled_call_impl for module in self.modules()):
             return None
-        self._kinds.add(kind)
-        return threading.Lock()
+        autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        tensors = (*(tensor for chunk in chunks for tensor in tensors_of(chunk)), *self.parameters())
+        looked_at = ((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors)
+        kind = (mode, grad, autocast, *looked_at)
+        return None if kind in self._kinds else kind
 
     def _trained(self) -> list[nn.Parameter]:
         """The parameters that the outer graph shows autograd."""

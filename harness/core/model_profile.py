@@ -110,11 +110,12 @@ class LayerProfile:
         self._check_shared("tied", "param_bytes")
         self._check_shared("shared_buffers", "buffer_bytes")
 
-    def shared_by(self, devices: int) -> tuple[float, float]:
-        """Returns the seconds of both passes on each of so many devices that share the work."""
-        fixed = self.forward_fixed, self.backward_fixed
-        both = zip((self.forward_s, self.backward_s), fixed, strict=True)
-        forward_s, backward_s = (seconds * (part + (1 - part) / devices) for seconds, part in both)
+    def shared_by(self, devices: int, elsewhere: int = 0) -> tuple[float, float]:
+        """Returns the seconds of both passes on each of so many devices that share the work. Each takes the fixed part
+        whole, but for reading weights, of which `elsewhere` bytes are on other devices."""
+        read = 1 - elsewhere / max(1, self.bytes_moved, self.param_bytes)
+        parts = (self.forward_s, self.forward_fixed), (self.backward_s, self.backward_fixed)
+        forward_s, backward_s = (seconds * (fixed * read + (1 - fixed) / devices) for seconds, fixed in parts)
         return forward_s, backward_s
 
     def _check_shared(self, field: str, whole: str) -> None:

@@ -110,6 +110,9 @@ class Work(TorchDispatchMode):
         elif any(product.weight_bytes for product in found):
             self.input_flops += flops * wanted
             self.weight_flops += flops * any(product.weight_bytes and not product.frozen for product in found)
+        elif weights and not found:
+            self.input_flops += flops * wanted
+            self.weight_flops += flops * any(weight.requires_grad for weight in weights)
         else:
             self.input_flops += 2 * flops * wanted
 

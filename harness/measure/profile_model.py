@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 from scipy.optimize import brentq
@@ -88,6 +88,7 @@ def measure(
         clock = Clock(target)
         slowed = _timed(chain, clock, pace, repeats, say)
         fewer = _of_fewer(make, micro_batch, target, pace, repeats, say) if halves else None
+        slowed = max(slowed, fewer.slowed if fewer else 1.0)
         share = 0.0
         if twice and not cuda:
             say("timing layers on two threads")
@@ -110,32 +111,38 @@ def _timed(chain: Chain, clock: Clock, pace: Pace, repeats: int, say: Callable[[
     return clock.keep_quickest(paces, repeats)
 
 
+class Fewer(NamedTuple):
+    """The layers' times for a `share` of the samples, and by how much other programs slowed them."""
+
+    share: float
+    clock: Clock
+    slowed: float
+
+
 def _of_fewer(
     make: Callable[..., Chain], samples: int, device: torch.device, pace: Pace, repeats: int, say: Callable[[str], None]
-) -> tuple[float, Clock] | None:
-    """The layers' times for half of the samples: which share of the samples that is, and the clock. None for a single
-    sample, and where a layer cannot take fewer: a batch norm of one number, a layer with a fixed batch size."""
+) -> Fewer | None:
+    """The layers' times for half of the samples. None for a single sample, and where a layer cannot take fewer: a batch
+    norm of one number, a layer with a fixed batch size."""
     half = samples // 2
     if not half:
         return None
     say(f"timing layers for {half} of {samples} samples")
     clock = Clock(device)
     try:
-        _timed(make(micro_batch=half), clock, pace, repeats, lambda text: None)
-    except Exception:  # a layer may raise anything; the model itself has just run
+        slowed = _timed(make(micro_batch=half), clock, pace, repeats, say)
+    except Exception as error:  # a layer may raise anything; the model itself has just run
+        say(f"layers cannot be timed for {half} of {samples} samples: {type(error).__name__}: {error}")
         return None
-    return half / samples, clock
+    return Fewer(half / samples, clock, slowed)
 
 
-def _with_times(
-    layers: Sequence[LayerProfile], clock: Clock, fewer: tuple[float, Clock] | None
-) -> tuple[LayerProfile, ...]:
+def _with_times(layers: Sequence[LayerProfile], clock: Clock, fewer: Fewer | None) -> tuple[LayerProfile, ...]:
     times = [clock.layers(len(layers), phase) for phase in get_args(Phase)]
     fixed = [[0.0] * len(layers)] * len(times)
     if fewer:
-        share, other = fewer
         fixed = [
-            fixed_parts(whole, other.layers(len(layers), phase), share)
+            fixed_parts(whole, fewer.clock.layers(len(layers), phase), fewer.share)
             for whole, phase in zip(times, get_args(Phase), strict=True)
         ]
     return tuple(

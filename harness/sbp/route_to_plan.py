@@ -281,7 +281,7 @@ def _share(layer: LayerProfile, devices: int, elsewhere: int, frozen: int, gathe
     """Returns one device's share of a layer; `elsewhere` are the bytes of its weights on other devices, of which
     `frozen` are not trained."""
     tied = tuple(replace(parameter, bytes=max(0, parameter.bytes - elsewhere)) for parameter in layer.tied)
-    forward_s, backward_s = layer.shared_by(devices)
+    forward_s, backward_s = layer.shared_by(devices, elsewhere)
     return replace(
         layer,
         forward_s=forward_s,

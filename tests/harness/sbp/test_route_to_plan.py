@@ -151,15 +151,26 @@ def test_shares_are_priced_again_where_small_products_are_less_efficient():
 
 
 def test_what_fewer_samples_take_too_is_not_shared():
+    """But for reading weights: of split ones a device reads its own."""
     profile = dense((64, 128, 32), samples=8)
+    weights = profile.layers[0].param_bytes
     layers = [replace(one, forward_s=4.0, backward_s=8.0, norm_bytes=64) for one in profile.layers]
-    layers[0] = replace(layers[0], forward_fixed=0.25, backward_fixed=0.5)
+    layers[0] = replace(layers[0], forward_fixed=0.25, backward_fixed=0.5, bytes_moved=4 * weights)
     profile = replace(profile, layers=tuple(layers))
-    plan = Plan(Mesh(tensor=2), (Stage(0, 1, 0),), strategy={"linear_0": (1, 2, 1), "linear_1": (1, 1, 2)})
-    first, second = device_share(profile, plan, chain_from_profile(profile)).layers
+
+    def shares(*numbers: int):
+        plan = Plan(Mesh(tensor=2), (Stage(0, 1, 0),), strategy={"linear_0": numbers, "linear_1": (2, 1, 1)})
+        return device_share(profile, plan, chain_from_profile(profile)).layers
+
+    first, second = shares(2, 1, 1)
     assert (first.forward_s, first.backward_s) == (1 + 3 / 2, 4 + 4 / 2)
     assert (second.forward_s, second.backward_s) == (2, 4)
     assert (first.norm_bytes, second.norm_bytes) == (32, 32)
+    split, _ = shares(1, 2, 1)
+    elsewhere = weights - split.param_bytes
+    assert elsewhere == pytest.approx(weights / 2, rel=0.02), "its bias is whole"
+    read = 1 - elsewhere / (4 * weights)
+    assert (split.forward_s, split.backward_s) == pytest.approx((1 * read + 3 / 2, 4 * read + 4 / 2))
 
 
 def test_what_is_gathered_is_kept():
