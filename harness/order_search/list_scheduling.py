@@ -63,9 +63,29 @@ def one_at_a_time(chain: Chain, recomputed: frozenset[int] = frozenset()) -> Ord
 
 
 def least_memory(chain: Chain) -> Orders:
-    """Return the order with the least memory of all: one micro-batch at a time, each stage recomputed where the chain
-    has checkpoints."""
-    return one_at_a_time(chain, frozenset(range(chain.stages) if chain.checkpoint_bytes else ()))
+    """Return the order with the least memory of all: one micro-batch at a time, with `least_kept` recomputed."""
+    return one_at_a_time(chain, least_kept(chain))
+
+
+def least_kept(chain: Chain) -> frozenset[int]:
+    """Return the stages that are recomputed where memory is least.
+
+    A recomputed stage leaves more to those after it on its device, and needs more itself.
+    """
+    again: frozenset[int] = frozenset()
+    for device in range(chain.width if chain.checkpoint_bytes else 0):
+        found = [(0, 0, again)]  # kept by the stages so far, the most at once, what is recomputed
+        for j in (j for j in range(chain.stages) if chain.devices[j] == device):
+            saved, checkpoint = chain.saved_bytes[j], chain.checkpoint_bytes[j]
+            runs = saved + chain.of(chain.working_bytes, j)
+            found = [
+                *((kept + saved, max(most, kept + runs), one) for kept, most, one in found),
+                *((kept + checkpoint, max(most, kept + checkpoint + runs), one | {j}) for kept, most, one in found),
+            ]
+            found.sort(key=lambda one: one[:2])
+            found = [one for n, one in enumerate(found) if all(one[1] < other[1] for other in found[:n])]
+        again = min(found, key=lambda one: one[1])[2]
+    return again
 
 
 class _Run:

@@ -1,7 +1,7 @@
-"""The search: list scheduling, local search, an integer program where the case is small, and a bound.
+"""The search: list scheduling, an integer program where the case is small, local search, and a bound.
 
 published orders --.
-list scheduling ---+--> the best that fits --> local search --> integer program --> orders, bound, gap
+list scheduling ---+--> the best that fits --> integer program --> local search --> orders, bound, gap
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.core.units import size
 from harness.order_search import integer_program
 from harness.order_search.bounds import lower_bound
 from harness.order_search.chain import Chain, Orders, evaluate, fits, peak
-from harness.order_search.list_scheduling import least_memory, one_at_a_time, rules, scheduled
+from harness.order_search.list_scheduling import least_kept, least_memory, one_at_a_time, rules, scheduled
 from harness.order_search.local_search import improved
 
 TRIES = 12_000
@@ -80,18 +80,21 @@ def search(
     if not starts:
         raise ProblemError(_too_much(chain))
     starts.sort(key=lambda one: one[0])
+    step_s = starts[0][0]
+    if step_s > bound_s * (1 + CLOSE) and not chain.checkpoint_bytes:
+        proven_s, solution = integer_program.solved(chain, step_s, max(0.5, (until_s - time.monotonic()) / 2))
+        if solution and (one := evaluate(chain, solution)).step_s < step_s and fits(chain, one):
+            starts.insert(0, (one.step_s, "integer program", solution))
+        bound_s = max(bound_s, min(proven_s, starts[0][0]))
     step_s, method, orders = starts[0]
     tries = max(500, TRIES * USUAL // max(USUAL, 3 * chain.stages * chain.micro_batches))
     for number, (_, _, start) in enumerate(starts[:STARTS]):
+        if step_s <= bound_s * (1 + CLOSE):
+            break
         halfway = time.monotonic() + (until_s - time.monotonic()) * 0.4
         better_s, better = improved(chain, start, tries, number, bound_s, halfway)
         if better_s < step_s:
             step_s, method, orders = better_s, "local search", better
-    if step_s > bound_s * (1 + CLOSE) and not chain.checkpoint_bytes:
-        proven_s, better_orders = integer_program.solved(chain, step_s, max(0.5, until_s - time.monotonic()))
-        if better_orders and (one := evaluate(chain, better_orders)).step_s < step_s and fits(chain, one):
-            step_s, method, orders = one.step_s, "integer program", better_orders
-        bound_s = max(bound_s, min(proven_s, step_s))
     best_s = fitting[family] if family else float("inf")
     return Found(orders, step_s, bound_s, method, family, best_s)
 
@@ -113,13 +116,13 @@ def _made(chain: Chain, until_s: float) -> list[tuple[float, str, Orders]]:
 
 
 def _recomputations(chain: Chain) -> list[frozenset[int]]:
-    """Return sets of stages to recompute: none, each, all; where the chain has checkpoints."""
+    """Return sets of stages to recompute: none, each, all, those of least memory; where the chain has checkpoints."""
     if not chain.checkpoint_bytes:
         return [frozenset()]
     stages = range(chain.stages)
     if chain.stages <= FEW:
         return [frozenset(one) for count in range(chain.stages + 1) for one in combinations(stages, count)]
-    return [frozenset(), *(frozenset([j]) for j in stages), frozenset(stages)]
+    return [frozenset(), *(frozenset([j]) for j in stages), frozenset(stages), least_kept(chain)]
 
 
 def _too_much(chain: Chain) -> Problem:

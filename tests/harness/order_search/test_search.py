@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -13,9 +15,10 @@ from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Mesh, Plan, Stage
 from harness.core.problem import ProblemError
+from harness.order_search import integer_program
 from harness.order_search.bounds import lower_bound
 from harness.order_search.chain import Chain, Message, Orders, evaluate, fits, peak
-from harness.order_search.list_scheduling import one_at_a_time, rules, scheduled
+from harness.order_search.list_scheduling import least_memory, one_at_a_time, rules, scheduled
 from harness.order_search.local_search import improved
 from harness.order_search.plan_chain import families
 from harness.order_search.search import search
@@ -61,6 +64,75 @@ def test_it_finds_what_brute_force_finds(chain: Chain) -> None:
     assert lower_bound(chain) <= best_s + 1e-9
     assert found.bound_s <= best_s + 1e-9
     assert found.step_s == pytest.approx(best_s)
+
+
+def heavy(seed: int) -> Chain:
+    """A tiny chain whose W may keep more than its F, and whose limits may let in no halves."""
+    draw = random.Random(seed)
+    forward_s, input_s, weight_s = (tuple(float(draw.randint(1, 6)) for _ in range(2)) for _ in range(3))
+    saved, delayed, working = (tuple(draw.randint(*of) for _ in range(2)) for of in ((2, 6), (0, 9), (0, 3)))
+    limits = tuple(saved[j] + working[j] + draw.randint(0, saved[j] + delayed[j]) for j in range(2))
+    messages = (Message(0, 1, float(draw.randint(0, 3))),)
+    return Chain((0, 1), 2, forward_s, input_s, weight_s, messages, saved, delayed, working, (), limits)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_integer_program_knows_when_halves_do_not_fit(seed: int) -> None:
+    """Its bound is the least time, and what it finds takes that and fits."""
+    chain = heavy(seed)
+    best_s, known_s = brute_force.best(chain), evaluate(chain, one_at_a_time(chain)).step_s
+    bound_s, orders = integer_program.solved(chain, known_s, 5.0)
+    assert bound_s == pytest.approx(best_s, rel=1e-5)
+    assert orders is None or brute_force.valid(chain, orders)
+    assert min(known_s, evaluate(chain, orders).step_s if orders else known_s) == pytest.approx(best_s)
+
+
+SOLVED = {
+    "two stages on each device": (
+        Chain((0, 1, 1, 0), 4, (8, 6, 2, 9), (3, 6, 1, 1), (6, 4, 6, 1),
+              (Message(1, 2, 1), Message(2, 3, 1), Message(0, 3, 4)),
+              (10, 6, 3, 6), (1, 8, 0, 1), (8, 0, 7, 11), (), (27, 16)), 174.0),
+    "four stages, eight micro-batches": (
+        Chain((0, 1, 2, 3), 8, (8, 7, 5, 5), (2, 5, 1, 3), (3, 6, 6, 1),
+              (Message(0, 1, 10), Message(1, 2, 1), Message(2, 3, 1)),
+              (7, 2, 10, 9), (2, 1, 1, 3), (7, 1, 7, 0), (), (17, 4, 20, 13)), 483.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("chain", "best_s"), SOLVED.values(), ids=list(SOLVED))
+@pytest.mark.usefixtures("computation")
+def test_what_another_search_has_proven(chain: Chain, best_s: float) -> None:
+    """Another program has tried all orders, with what is worse than another left out."""
+    found = search(chain, families(chain))
+    assert brute_force.valid(chain, found.orders)
+    assert found.step_s == pytest.approx(best_s)
+    assert found.proven
+
+
+@pytest.mark.parametrize("known_s", [178.0, 180.0, 190.0])
+def test_the_solver_finds_the_order_that_there_is(known_s: float) -> None:
+    """The presolve of HiGHS says of one of these programs that it has no solution."""
+    chain, best_s = SOLVED["two stages on each device"]
+    bound_s, orders = integer_program.solved(chain, known_s, 5.0)
+    assert orders is not None
+    assert evaluate(chain, orders).step_s == pytest.approx(best_s)
+    assert bound_s == pytest.approx(best_s, rel=1e-5)
+
+
+@pytest.mark.parametrize("placement", [(0, 1, 2, 3, 3, 2, 1, 0), (0, 1) * 3], ids=["v", "loop"])
+def test_the_least_memory_is_found_where_part_of_the_stages_are_recomputed(placement: tuple[int, ...]) -> None:
+    """Stages of a device keep checkpoints, but for the last one, which needs more with one."""
+    n = len(placement)
+    saved, working = tuple(7 + j % 4 for j in range(n)), tuple(j % 3 for j in range(n))
+    some = (1.0,) * n
+    chain = Chain(placement, 3, some, some, some, (), saved, (), working, (2,) * n)
+    sets = [frozenset(j for j in range(n) if chosen[j]) for chosen in product((False, True), repeat=n)]
+    peaks = [[peak(chain, row) for row in one_at_a_time(chain, again)] for again in sets]
+    least = tuple(min(of_device) for of_device in zip(*peaks, strict=True))
+    assert tuple(peak(chain, row) for row in least_memory(chain)) == least
+    limited = replace(chain, limits=least)
+    found = search(limited, seconds=2.0)
+    assert brute_force.valid(limited, found.orders)
 
 
 @pytest.mark.parametrize("chain", TINY[:4], ids=str)
