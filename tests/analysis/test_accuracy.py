@@ -12,16 +12,18 @@ from analysis.accuracy import COMMITTED, Case
 from harness.core.record import RunRecord
 
 MEDIAN_ERRORS = {
-    "ddp": 0.07, "deepspeed": 0.09, "fsdp": 0.18, "gpipe": 0.13, "myelin": 0.16, "periodic": 0.03, "sbp": 0.36,
-    "single": 0.09, "torch_pipelining": 0.14, "torchgpipe": 0.01,
+    "ddp": 0.06, "deepspeed": 0.08, "fsdp": 0.11, "gpipe": 0.12, "myelin": 0.16, "periodic": 0.12, "pipeline": 0.06,
+    "sbp": 0.13, "single": 0.09, "torch_pipelining": 0.1, "torchgpipe": 0.01,
 }  # fmt: skip
-"""Of step times, by engine, at most."""
+"""Of step times, by engine, at most. With ten races came the first record of pipeline, and six of periodic, which had
+one."""
 MEMORY_ERRORS = {
-    "ddp": 0.042, "deepspeed": 0.043, "fsdp": 0.031, "gpipe": 0.046, "myelin": 0.023, "periodic": 0.073, "sbp": 0.063,
-    "single": 0.025, "torch_pipelining": 0.036,
+    "ddp": 0.072, "deepspeed": 0.043, "fsdp": 0.036, "gpipe": 0.054, "myelin": 0.023, "periodic": 0.042,
+    "pipeline": 0.047, "sbp": 0.054, "single": 0.025, "torch_pipelining": 0.033,
 }  # fmt: skip
-"""Of the memory of the device that is furthest off, likewise; torchgpipe's is not metered. The one record of periodic
-was predicted 6.1 % off by the simulator of its day, which counted, and is by today's 7.2 %."""
+"""Of the memory of the device that is furthest off, likewise; torchgpipe's is not metered."""
+TAUS = {"amoebanet": 0.88, "gpt": 0.7, "mlp": 0.77, "resnet": 0.88, "unet": 0.85}
+"""Kendall's tau of the predicted order in the two races of each model, at least."""
 
 
 def record(number: int, engine: str, measured_s: float, predicted_s: float, **config: Any) -> RunRecord:
@@ -97,7 +99,12 @@ def test_no_committed_figure_gets_worse(capsys: pytest.CaptureFixture[str]) -> N
     memory = {row[0]: float(row[8].rstrip("%")) / 100 for row in rows if row[8] != "-"}
     assert {*medians} == {*MEDIAN_ERRORS} and all(medians[name] <= most for name, most in MEDIAN_ERRORS.items())
     assert {*memory} == {*MEMORY_ERRORS} and all(memory[name] <= most for name, most in MEMORY_ERRORS.items())
-    assert len(found) >= 114, "a record is removed with a reason alone"
+    assert len(found) >= 201, "a record is removed with a reason alone"
+    races = accuracy.cases(records.load([COMMITTED / "races.jsonl.gz"]).records)
+    assert len(races) == 87
+    for contest in accuracy.contests(races):
+        assert contest.tau is not None and contest.tau >= TAUS[contest.cases[0].model], contest.name
+        assert contest.regret <= 1.03, contest.name
     assert accuracy.main([]) == 0
     printed = capsys.readouterr().out
     assert "worst predictions" in printed and "schemes-local gpt" in printed
