@@ -96,8 +96,10 @@ def places(rounds_s: Mapping[str, Sequence[float]]) -> dict[str, Place]:
 
     0.30  0.31  0.40        ranks 1, 1, 3: the second is compared with the first, the third as well
 
-    Of many entries some would differ by chance, so each pair is compared at a level of its own (Bonferroni).
+    Of many entries some would differ by chance, so each pair is compared at a level of its own (Bonferroni). Of fewer
+    than `LEAST_ROUNDS` nothing is resolved: the interval of a single round has no width.
     """
+    enough = all(len(own) >= LEAST_ROUNDS for own in rounds_s.values())
     level = 1 - (1 - LEVEL) / max(1, math.comb(len(rounds_s), 2))
     ordered = sorted(rounds_s, key=lambda name: step_time_s(rounds_s[name]))
     found: dict[str, Place] = {}
@@ -106,7 +108,8 @@ def places(rounds_s: Mapping[str, Sequence[float]]) -> dict[str, Place]:
         if not ratio(rounds_s[name], rounds_s[leader], level).is_one:
             leader = name
         rank = found[leader].rank if leader in found else number
-        found[name] = Place(rank, leader == name or ratio(rounds_s[name], rounds_s[leader]).is_known)
+        resolved = leader == name or ratio(rounds_s[name], rounds_s[leader]).is_known
+        found[name] = Place(rank, enough and resolved)
     return found
 
 

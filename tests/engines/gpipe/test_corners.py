@@ -293,11 +293,10 @@ def test_a_queue_computes_with_one_thread_whatever_the_process_has():
     assert seen == [1]
 
 
-class Crowd(nn.Module):
-    """Knows the most tasks that have computed at the same time, forward or backward; may fail."""
+class Crowd:
+    """Knows the most tasks that have computed at the same time. No layer holds it: they share nothing that changes."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.lock, self.there, self.most, self.fails = threading.Lock(), 0, 0, False
 
     def stay(self) -> None:
@@ -308,29 +307,36 @@ class Crowd(nn.Module):
         with self.lock:
             self.there -= 1
 
+
+CROWD = Crowd()
+
+
+class Crowded(nn.Module):
+    """Stays for a while, forward and backward."""
+
     def forward(self, x: Tensor) -> Tensor:
-        self.stay()
-        if self.fails:
+        CROWD.stay()
+        if CROWD.fails:
             raise RuntimeError("once")
         if x.requires_grad:
-            x.register_hook(lambda gradient: self.stay())
+            x.register_hook(lambda gradient: CROWD.stay())
         return x * 2
 
 
 def test_tasks_take_turns_while_layers_are_compiled() -> None:
     """The compiler's settings belong to the process. Of a pass that fails not all may be compiled."""
-    crowd = Crowd()
-    split = pipe(nn.Sequential(nn.Linear(4, 4), crowd, nn.Linear(4, 4), crowd), [2, 2], chunks=4, checkpoint="always")
+    layers = nn.Sequential(nn.Linear(4, 4), Crowded(), nn.Linear(4, 4), Crowded())
+    split = pipe(layers, [2, 2], chunks=4, checkpoint="always")
 
     def most(samples: int) -> int:
-        crowd.most = 0
+        CROWD.most = 0
         split(torch.randn(samples, 4)).sum().backward()
-        return crowd.most
+        return CROWD.most
 
     assert most(8) == 2
     split[0]._compiled_call_impl = split[0]._call_impl
-    crowd.fails = True
+    CROWD.fails = True
     with pytest.raises(RuntimeError, match="once"):
         most(8)
-    crowd.fails = False
+    CROWD.fails = False
     assert [most(8), most(8), most(16), most(16)] == [1, 2, 1, 2]

@@ -188,7 +188,7 @@ def test_times_belong_to_their_layer_and_direction():
 
 class SleepsBySamples(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.005 * len(x))
+        time.sleep(0.020 * len(x))
         return x
 
 
@@ -198,9 +198,9 @@ def test_what_fewer_samples_take_too_is_fixed():
 
     profile = measure(Net(layers, (2,)), 4, "float32", "cpu", 3, halves=True)
     _, asleep, by_samples, _ = profile.layers
-    assert asleep.forward_fixed > 0.8 and asleep.backward_fixed > 0.8
-    assert by_samples.forward_fixed < 0.15
-    assert by_samples.shared_by(2)[0] == pytest.approx(0.010, rel=0.3)
+    assert asleep.forward_fixed > 0.6 and asleep.backward_fixed > 0.6
+    assert by_samples.forward_fixed < 0.2
+    assert by_samples.shared_by(2)[0] == pytest.approx(0.040, rel=0.3)
     assert asleep.shared_by(4)[0] == pytest.approx(0.010, rel=0.3)
 
 

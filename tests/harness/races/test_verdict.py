@@ -86,6 +86,13 @@ def test_equal_ones_are_a_tie_that_is_resolved() -> None:
     assert [str(place) for place in found.values()] == ["1", "1"]
 
 
+@pytest.mark.parametrize(("rounds", "resolved"), [(1, False), (6, False), (7, True)])
+def test_of_few_rounds_nothing_is_resolved(rounds: int, resolved: bool) -> None:
+    """The interval of a single one has no width."""
+    found = verdict.places({"a": [1.0] * rounds, "b": [2.0] * rounds})
+    assert found == {"a": verdict.Place(1, resolved), "b": verdict.Place(2, resolved)}
+
+
 def test_no_rounds_have_no_ranks() -> None:
     assert verdict.places({}) == {} and verdict.regret({}, {}) is None and verdict.kendalls_tau([], []) is None
 
