@@ -21,7 +21,7 @@ def ends_within(child: subprocess.Popen[bytes] | ForkedWorker, seconds: float) -
     """
     if child.poll() is not None:
         return True
-    descriptor = _descriptor(child.pid) if isinstance(child, subprocess.Popen) else None
+    descriptor = None if isinstance(child, ForkedWorker) else _descriptor(child.pid)
     if descriptor is None:
         with suppress(subprocess.TimeoutExpired):
             child.wait(seconds)

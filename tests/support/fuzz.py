@@ -44,7 +44,8 @@ GROUPS_OF_KEYS = ("batch", "mesh", "optimizer", "cluster.peak_tflops", "model", 
 
 def profile(layers: int) -> dict[str, Any]:
     """The JSON of a profile that can be planned for."""
-    each = [LayerProfile(f"layer{n}", 1e-3, 2e-3, 1e6, 1e5, 1e4, 3, 4096, 0, 8192, 8192, 100) for n in range(layers)]
+    sizes = {"param_bytes": 4096, "output_bytes": 8192, "saved_bytes": 8192, "working_bytes": 100}
+    each = [LayerProfile(f"layer{n}", 1e-3, 2e-3, 1e6, 1e5, 1e4, 3, **sizes) for n in range(layers)]
     skips = (Skip(0, layers - 1, 100, "long"),) if layers > 3 else ()
     return ModelProfile(tuple(each), "mlp", 2, input_bytes=1024, skips=skips, source="measured here").to_json()
 
