@@ -100,7 +100,8 @@ class FSDPEngine(Engine):
         self.config = config
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
-        own, together = own_bytes(profile), groups(own_bytes(profile), self.config)
+        own = own_bytes(profile)
+        together = groups(own, self.config)
         grouped = [sum(own[number] for number in group) for group in together]
         root = profile.parameter_bytes() - sum(own)
         every = [*grouped, root] if root else grouped

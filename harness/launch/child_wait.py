@@ -10,11 +10,11 @@ from contextlib import suppress
 from harness.launch.fork_server import ForkedWorker
 
 LOOK_S = 0.25
-"""Seconds between two looks at a run. Its end is noticed at once."""
+"""Seconds between two looks at a run."""
 
 
 def ends_within(child: subprocess.Popen[bytes] | ForkedWorker, seconds: float) -> bool:
-    """Whether a child process has ended, or does within so many seconds; sleeps until then.
+    """Whether a child process has ended, or does within so many seconds; sleeps until then, and no longer than it runs.
 
     `Popen.wait` with a timeout looks again and again, 20 times a second and more: it is for Pythons and kernels without
     descriptors of processes, and for want of descriptors.

@@ -106,13 +106,12 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
         )
         for index, ((name, layer), task) in enumerate(zip(named, tasks, strict=True))
     ]
-    layers = _with_frozen(layers, counts.work)
     stashed = {s: tasks[s.source].stashed[s.name] for s in chain.skips}
     skips = tuple(
         Skip(s.source, s.target, tensor_bytes(tensor), s.name, given(tensor)) for s, tensor in stashed.items()
     )
     batch = chain.batch
-    return ModelProfile(
+    profile = ModelProfile(
         tuple(layers),
         chain.model.name,
         len(batch),
@@ -123,6 +122,7 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
         unsplit=unsplit(chain.layers),
         same_memory=chain.same_memory,
     )
+    return replace(profile, layers=_with_frozen(profile, counts.work))
 
 
 def check_arguments(micro_batch: int, dtype: str) -> None:
@@ -196,16 +196,16 @@ def pretend(chain: Chain, device: torch.device, mode: FakeTensorMode) -> None:
     chain.device = device
 
 
-def _with_frozen(layers: list[LayerProfile], work: Sequence[Work]) -> list[LayerProfile]:
+def _with_frozen(profile: ModelProfile, work: Sequence[Work]) -> tuple[LayerProfile, ...]:
     """Say what the backward passes of layers do that have frozen parameters, or come before all that are trained.
 
     Those of all others compute the gradients of inputs and of weights, as the model's first layer is taken to."""
-    first = next((number for number, layer in enumerate(layers) if layer.trained_bytes), 0)
-    before = any(layer.frozen_weights for layer in layers[: first + 1])
-    return [
+    first = profile.first_trained
+    before = any(layer.frozen_weights for layer in profile.layers[: first + 1])
+    return tuple(
         _with_backward(layer, work[number]) if layer.frozen_weights or (before and number <= first) else layer
-        for number, layer in enumerate(layers)
-    ]
+        for number, layer in enumerate(profile.layers)
+    )
 
 
 def _with_backward(layer: LayerProfile, work: Work) -> LayerProfile:
