@@ -186,6 +186,9 @@ class Capabilities:
     """These processes form an MPI world, too."""
     serial_cpu_devices: bool = False
     """CPU devices compute one at a time."""
+    halves: str = ""
+    """An `engine.schedule` whose backward passes come in halves, by which it is measured what these take; "": there is
+    none."""
     simulated_only: tuple[str, ...] = ()
     """Mesh dimensions that are planned and simulated, on any number of devices, and never run."""
     disabled_by: Mapping[str, Setting] = field(default_factory=dict)

@@ -146,6 +146,7 @@ class PipelineEngine(Engine):
             complex=False,
             compiled=config.schedule in FAMILIES and not self.family.split,  # a graph's backward pass has no halves
             sharded_checkpoints=True,
+            halves="zb_h1",
         )
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:

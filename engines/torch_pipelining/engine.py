@@ -97,7 +97,7 @@ def build(config: Config) -> TorchPipeliningEngine:
 
 
 class TorchPipeliningEngine(Engine):
-    capabilities = Capabilities(data=True, multi_process=True, by_value=False, sharded_checkpoints=True)
+    capabilities = Capabilities(data=True, multi_process=True, by_value=False, sharded_checkpoints=True, halves="zbv")
 
     def __init__(self, config: Config) -> None:
         self.config = config

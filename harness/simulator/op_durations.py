@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from functools import cached_property
 
-from harness.core.cluster import Cluster, Held
+from harness.core.cluster import Cluster, Held, TaskCost
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Op
@@ -24,9 +24,9 @@ class TaskCosts:
 
     The optimizer reads gradients, and reads and writes weights and its own state, wherever that is kept between steps.
     Tasks of a pipeline take the cluster's `task_s` beyond their layers' time, and all tasks what the engine takes on
-    this machine (`Cluster.engines`). "B" is a whole backward pass. Where the
-    gradients of the weights are a task of their own ("W"), the gradients of the inputs ("I") take `input_share` of the
-    whole, W the rest.
+    this machine (`Cluster.engines`). "B" is a whole backward pass. Where the gradients of the weights are a task of
+    their own ("W"), the gradients of the inputs ("I") take `input_share` of the whole, W the rest. Where nobody needs
+    gradients of the inputs, W is a whole backward pass, and I does nothing.
     """
 
     def __init__(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> None:
@@ -37,7 +37,9 @@ class TaskCosts:
     @cached_property
     def seconds(self) -> Seconds:
         found = {
-            kind: [self.loaded_s(kind, seconds) + self.beyond_s(kind, stage) for stage, seconds in enumerate(each)]
+            kind: [
+                self.loaded_s(kind, stage, seconds) + self.beyond_s(kind, stage) for stage, seconds in enumerate(each)
+            ]
             for kind, each in self.kernels_s.items()
         }
         return found | {"step": list(map(self._step_s, range(len(self.plan.stages))))}
@@ -52,15 +54,27 @@ class TaskCosts:
         weights = [whole - part for whole, part in zip(backward, inputs, strict=True)]
         return {"F": forward, "R": forward, "B": backward, "I": inputs, "W": weights}
 
-    def loaded_s(self, kind: str, kernels_s: float) -> float:
+    def has_halves(self, stage: int) -> bool:
+        """Returns whether there are gradients of a stage's inputs to compute."""
+        own = self.plan.stages[stage]
+        return any(layer.input_share for layer in self.profile.layers[own.first : own.last + 1])
+
+    def cost(self, kind: str, stage: int) -> TaskCost:
+        """Returns what the engine takes for a task of a stage."""
+        costs = self.cluster.engine_costs
+        if kind in ("I", "W") and not self.has_halves(stage):
+            return costs.of("B") if kind == "W" else TaskCost("I", costs.of("I").base_s)
+        return costs.of(kind)
+
+    def loaded_s(self, kind: str, stage: int, kernels_s: float) -> float:
         """Returns what kernels take while other devices, if there are any, compute."""
-        return kernels_s * (1 + (self.cluster.engine_costs.of(kind).share if self.plan.mesh.size > 1 else 0.0))
+        return kernels_s * (1 + (self.cost(kind, stage).share if self.plan.mesh.size > 1 else 0.0))
 
     def beyond_s(self, kind: str, stage: int) -> float:
         """Returns what the host takes for a task of a pipeline beyond its layers' time, what passes before it
         included."""
-        costs, held = self.cluster.engine_costs, self.trained if kind == "W" else self.held
-        return self.cluster.task_s + costs.host_s + costs.of(kind).seconds(held[stage])
+        held = self.trained if kind == "W" else self.held
+        return self.cluster.task_s + self.cluster.engine_costs.host_s + self.cost(kind, stage).seconds(held[stage])
 
     @cached_property
     def held(self) -> list[Held]:

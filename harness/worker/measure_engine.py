@@ -38,7 +38,6 @@ from harness.measure import profile_model
 from harness.measure.reference_work import Pace
 from harness.planning import draft as planning_draft
 from harness.planning.draft import Draft, optimizer_kind
-from harness.schedule import Schedule
 from harness.schedule.step_parts import parts_s
 from harness.simulator.op_durations import TaskCosts
 
@@ -74,6 +73,8 @@ REPEATS = 3
 """Rounds of the profile of a chain."""
 ROUNDS = 6
 """How often costs are corrected by what a simulation with them takes."""
+HALVES = ("I", "W")
+"""Kinds of the halves of a backward pass."""
 Say = Callable[[str], None]
 
 
@@ -124,15 +125,30 @@ def measure(config: DictConfig, here: Machine, say: Say = lambda text: None) -> 
     name, optimizer = config.engine.name, optimizer_kind(config)
     try:
         engine: Engine = registry.build("engine", registry.defaults("engine", name))
-        chosen = [_config(config, count) for _, count in CHAINS]
-        seen = [
-            _seen(own, engine, TinyChain(*chain), here, say) for own, (chain, _) in zip(chosen, CHAINS, strict=True)
-        ]
-        return fitted(config, engine, seen)
+        costs = fitted(config, engine, _of_chains(config, engine, here, say))
+        if halves := in_halves(engine, name):
+            seen = _of_chains(config, halves, here, say)
+            costs = with_halves(config, halves, seen, costs)
+        return costs
     except (CannotRun, ProblemError) as error:
         return EngineCosts(
             name, optimizer, why=f"it cannot train a small chain of layers: {' '.join(str(error).split())}"
         )
+
+
+def in_halves(engine: Engine, name: str) -> Engine | None:
+    """The engine with a schedule whose backward passes come in halves; None if it has none."""
+    if not engine.capabilities.halves:
+        return None
+    node = registry.defaults("engine", name)
+    node.schedule = engine.capabilities.halves
+    halves: Engine = registry.build("engine", node)
+    return halves
+
+
+def _of_chains(config: DictConfig, engine: Engine, here: Machine, say: Say) -> list[Seen]:
+    chosen = [_config(config, count) for _, count in CHAINS]
+    return [_seen(own, engine, TinyChain(*chain), here, say) for own, (chain, _) in zip(chosen, CHAINS, strict=True)]
 
 
 def _config(config: DictConfig, micro_batches: int) -> DictConfig:
@@ -224,7 +240,7 @@ def _looked_at(draft: Draft, step_s: Sequence[float], trace: Trace) -> Seen:
         return Seen(draft, mean_s, {}, 0.0)
     first = len(trace.steps) - len(step_s)
     steps = [trace.only(first + number) for number in quick]
-    took = [took_s(one, draft.schedule) for one in steps]
+    took = [took_s(one, draft) for one in steps]
     parts = [found for one in steps if (found := parts_s(one, draft.schedule))]
     mean = {
         kind: statistics.mean(one[kind] for one in took if kind in one) for kind in {k for one in took for k in one}
@@ -232,17 +248,28 @@ def _looked_at(draft: Draft, step_s: Sequence[float], trace: Trace) -> Seen:
     return Seen(draft, mean_s, mean, statistics.mean(one["host"] for one in parts))
 
 
-def took_s(step: Trace, schedule: Schedule) -> dict[str, float]:
-    """The mean time of the ops of each kind in a step: tasks, the optimizer, and each call of collectives."""
-    calls = {str(op): op.calls for queue in schedule.queues for op in queue.ops if op.kind == "collective"}
+def took_s(step: Trace, draft: Draft) -> dict[str, float]:
+    """The mean time of the ops of each kind in a step: tasks, the optimizer, and each call of collectives; of the
+    halves of a backward pass those of stages that have both."""
+    calls = {str(op): op.calls for op in draft.schedule.ops() if op.kind == "collective"}
+    split = {(op.stage, op.micro_batch) for op in draft.schedule.ops() if op.kind == "W"}
+    costs = _costs(draft)
     seconds: dict[str, float] = defaultdict(float)
     count: Counter[str] = Counter()
     for span in step.spans:
-        kind = span.parsed.kind
-        if kind == "collective" or (span.queue == "compute" and kind in COMPUTE):
+        op, kind = span.parsed, str(span.parsed.kind)
+        if (op.stage, op.micro_batch) in split and op.kind in ("B", "W"):
+            kind = {"B": "I"}.get(kind, kind)
+            if not costs.has_halves(op.stage):
+                continue
+        if kind == "collective" or (span.queue == "compute" and op.kind in COMPUTE):
             seconds[kind] += span.end_s - span.start_s
             count[kind] += calls.get(span.op, 1)
     return {kind: total / count[kind] for kind, total in seconds.items()}
+
+
+def _costs(draft: Draft) -> TaskCosts:
+    return TaskCosts(draft.plan, draft.profile, draft.cluster, draft.memory)
 
 
 def _tasks(draft: Draft) -> float:
@@ -257,22 +284,37 @@ def fitted(config: DictConfig, engine: Engine, seen: Sequence[Seen]) -> EngineCo
     What an op takes longer is shared among itself and what its stage holds, by least squares of the relative errors.
     Devices that share cores make each other's costs longer, so they are corrected by simulations with them.
     """
-    kinds = sorted({kind for one in seen for kind in one.took_s})
+    kinds = sorted({kind for one in seen for kind in one.took_s} - {*HALVES})
     costs = EngineCosts(config.engine.name, optimizer_kind(config), slowed=max(one.slowed for one in seen))
     if not kinds:
         return _of_steps(config, engine, seen, costs)
-    wanted = {kind: [one.took_s.get(kind, 0.0) for one in seen] for kind in kinds}
-    extra: dict[str, list[float]] = {kind: [0.0] * len(seen) for kind in kinds}
     host_s, step_s = nnls([[_tasks(one.draft), 1.0] for one in seen], [one.host_s for one in seen])[0]
     costs = replace(costs, host_s=float(host_s), step_s=float(step_s))
+    return _with_ops(config, engine, seen, costs, kinds)
+
+
+def with_halves(config: DictConfig, engine: Engine, seen: Sequence[Seen], costs: EngineCosts) -> EngineCosts:
+    """Costs with those of the halves of a backward pass, of an `engine` that has been `seen` to split them."""
+    kinds = sorted({kind for one in seen for kind in one.took_s if kind in HALVES})
+    slowed = max(costs.slowed, *(one.slowed for one in seen))
+    return _with_ops(config, engine, seen, replace(costs, slowed=slowed), kinds)
+
+
+def _with_ops(
+    config: DictConfig, engine: Engine, seen: Sequence[Seen], costs: EngineCosts, kinds: Sequence[str]
+) -> EngineCosts:
+    """Costs with those of ops of some kinds, such that simulated ones take as long as they did."""
+    wanted = {kind: [one.took_s.get(kind, 0.0) for one in seen] for kind in kinds}
+    extra: dict[str, list[float]] = {kind: [0.0] * len(seen) for kind in kinds}
+    known = costs.ops
     for number in range(ROUNDS):
         again = [_again(config, engine, one.draft, costs) for one in seen]
-        found = [took_s(one.simulation.trace, one.schedule) for one in again]
+        found = [took_s(one.simulation.trace, one) for one in again]
         for kind in kinds:
             rest = [took - one.get(kind, 0.0) for one, took in zip(found, wanted[kind], strict=True)]
             share = 0.5 if number else 1.0
             extra[kind] = [max(0.0, before + share * more) for before, more in zip(extra[kind], rest, strict=True)]
-        costs = replace(costs, ops=_shared(extra, wanted, seen))
+        costs = replace(costs, ops=(*known, *_shared(extra, wanted, seen)))
     return costs
 
 
@@ -323,6 +365,8 @@ def _kernels_s(draft: Draft, kind: str) -> float:
     device computes."""
     if draft.plan.mesh.size == 1:
         return 0.0
-    count = len(draft.plan.stages)
-    kernels_s = TaskCosts(draft.plan, draft.profile, draft.cluster, draft.memory).kernels_s
-    return sum(kernels_s.get(kind, [0.0])) / count
+    costs = _costs(draft)
+    stages = range(len(draft.plan.stages))
+    counted = [stage for stage in stages if kind not in HALVES or costs.has_halves(stage)]
+    each = costs.kernels_s.get(kind)
+    return sum(each[stage] for stage in counted) / max(1, len(counted)) if each else 0.0
