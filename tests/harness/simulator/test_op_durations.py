@@ -60,6 +60,17 @@ def test_an_engine_takes_its_own_time() -> None:
     assert found["step"] == [4 + 2 + 2, 4 + 2 + 1]
 
 
+def test_measured_halves_take_their_own_time() -> None:
+    """On stage 0 nobody needs gradients of the inputs: W is a whole backward pass, and what is left of I is what each
+    task takes."""
+    halves = (TaskCost("I", 0.5, 0.125), TaskCost("W", 0.0, 8.0, share=0.5))
+    cluster = Cluster(devices_per_node=2, engines=(replace(COSTS, ops=(*COSTS.ops, *halves)),))
+    profile = ModelProfile(HELD).without_input_gradients(PLAN.stages[0].last)
+    found = TaskCosts(PLAN, profile, cluster, MemoryModel()).seconds
+    assert found["I"] == [4 + 0.5, 1.5 + 4 + 0.5 + 0.125]
+    assert found["W"] == [found["B"][0], 1.5 * 4.5 + 4 + 8]
+
+
 def test_a_chunk_of_an_update_has_its_part() -> None:
     costs = TaskCosts(PLAN, ModelProfile(HELD), Cluster(devices_per_node=2, engines=(COSTS,)), MemoryModel())
     assert costs.chunk_s(0, 32) == 4 + 2 + 1

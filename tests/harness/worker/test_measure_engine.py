@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ from harness.host.machine import Machine
 from harness.interfaces import Engine
 from harness.runtime.training_state import intra_op_threads
 from harness.worker import measure_engine
-from harness.worker.measure_engine import CHAINS, Seen, TinyChain, fitted, took_s
+from harness.worker.measure_engine import CHAINS, Seen, TinyChain, fitted, in_halves, took_s, with_halves
 
 KNOWN = {
     "F": TaskCost("F", 3e-4, 2e-5, 5e-6, 1e-10, share=0.1),
@@ -59,9 +60,12 @@ def profile_of(depth: int, matmuls: int, width: int, norms: int = 0, rows: int =
     return ModelProfile(layers, "chain", measure_engine.SAMPLES, lock_share=0.5, times="measured")
 
 
-def as_measured(engine: str, costs: EngineCosts, trace: bool = True) -> tuple[Engine, list[Seen]]:
-    """Runs of all chains that take exactly what a simulation with these costs says."""
+def as_measured(engine: str, costs: EngineCosts, trace: bool = True, split: bool = False) -> tuple[Engine, list[Seen]]:
+    """Runs of all chains that take exactly what a simulation with these costs says; `split`: with backward passes in
+    halves."""
     built: Engine = registry.build("engine", registry.defaults("engine", engine))
+    if split:
+        built = in_halves(built, engine) or built
     found = []
     for chain, micro_batches in CHAINS:
         config = measure_engine._config(composed(engine), micro_batches)
@@ -87,9 +91,40 @@ def test_known_costs_are_found_again(engine: str) -> None:
     found = fitted(composed(engine), built, seen)
     for one in seen:
         again = measure_engine._again(composed(engine), built, one.draft, found)
-        for kind, seconds in took_s(again.simulation.trace, again.schedule).items():
+        for kind, seconds in took_s(again.simulation.trace, again).items():
             assert seconds == pytest.approx(one.took_s[kind], rel=0.05), (engine, kind)
         assert again.simulation.figures["step_time_s"] == pytest.approx(one.step_s, rel=0.05)
+
+
+SPLIT = (TaskCost("I", 2e-4, 0.0, 4e-6, share=0.1), TaskCost("W", 0.0, 0.0, 2e-5, 5e-11))
+
+
+@pytest.mark.parametrize("engine", ["pipeline", "torch_pipelining"])
+def test_halves_of_backward_passes_are_found_next_to_whole_ones(engine: str) -> None:
+    whole = EngineCosts(engine, "sgd", tuple(KNOWN.values()), 1e-4, 5e-4)
+    built, seen = as_measured(engine, replace(whole, ops=(*whole.ops, *SPLIT)), split=True)
+    assert {"I", "W"} <= {kind for one in seen for kind in one.took_s}
+    found = with_halves(composed(engine), built, seen, whole)
+    assert found.ops[: len(KNOWN)] == whole.ops
+    assert [one.kind for one in found.ops[len(KNOWN) :]] == ["I", "W"]
+    for one in seen:
+        again = measure_engine._again(composed(engine), built, one.draft, found)
+        for kind, seconds in took_s(again.simulation.trace, again).items():
+            assert seconds == pytest.approx(one.took_s[kind], rel=0.05), (engine, kind)
+
+
+def test_whole_backward_passes_of_a_first_stage_are_no_halves() -> None:
+    """There I does nothing, and W is the whole pass."""
+    for one in as_measured("pipeline", EngineCosts("pipeline", "sgd"), split=True)[1]:
+        spans = one.draft.simulation.trace.spans
+        weights = [span.end_s - span.start_s for span in spans if span.parsed.kind == "W" and span.parsed.stage == 1]
+        assert one.took_s["W"] == pytest.approx(statistics.fmean(weights))
+
+
+def test_engines_without_halves_are_measured_once() -> None:
+    for engine in ENGINES:
+        built: Engine = registry.build("engine", registry.defaults("engine", engine))
+        assert (in_halves(built, engine) is not None) == (engine in ("pipeline", "torch_pipelining")), engine
 
 
 def test_an_engine_that_takes_nothing_costs_nothing() -> None:
@@ -121,7 +156,7 @@ def test_the_quicker_steps_count() -> None:
     both = Trace(shown.spans + slow, (shown.steps[0], (0.0, 9 * shown.steps[0][1])))
     found = measure_engine._looked_at(draft, [shown.steps[0][1], 9 * shown.steps[0][1]], both)
     assert found.step_s == shown.steps[0][1]
-    assert found.took_s == took_s(shown, draft.schedule)
+    assert found.took_s == took_s(shown, draft)
 
 
 def test_short_steps_are_measured_more_often() -> None:
