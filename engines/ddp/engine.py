@@ -7,10 +7,11 @@ on. The schedule has them after that pass: a prediction is too slow by as much a
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
-from harness.core.plan import Plan
+from harness.core.plan import Mesh, Plan
 from harness.core.problem import Problem
 from harness.core.value_checks import above_0
 from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
@@ -43,6 +44,11 @@ class DDPEngine(Engine):
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         return data_parallel(plan.micro_batches, profile.trained_bytes(), plan.mesh.data, recompute=plan.recompute)
+
+    def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
+        """After the first step DDP makes its buckets in the order in which gradients came, unless some may not come."""
+        partial = profile.by_value or any(layer.traits.unused for layer in profile.layers)
+        return model if partial or mesh.data == 1 else replace(model, rebuilt=model.gradients)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.ddp.session import DDPSession

@@ -114,6 +114,7 @@ def _recomputed_segment(segment: tuple[LayerProfile, ...], kept: int) -> list[La
                 backward_fixed=fixed_s / backward_s if backward_s else 0.0,
                 saved_bytes=0 if layers else kept,
                 working_bytes=layer.working_bytes + saved,
+                backward_bytes=layer.backward_bytes + saved if layer.backward_bytes else 0,
                 recomputed_flops=layer.flops,
             )
         )

@@ -21,7 +21,8 @@ class MemoryModel(Document):
     bytes for each byte of its parameters, but at most `buckets_bytes`.
     With `flat` all gradients are in one buffer, into which those of the first micro-batch are copied, too.
     `versions` copies of the weights are kept, or as many as `copies` lists for each stage of a plan; `reducing` are
-    further gradients during the all-reduce over replicas.
+    further gradients during the all-reduce over replicas, `rebuilt` those that are there between two steps, once, while
+    buffers of gradients get new ones in their place.
     With `freed` an update frees the gradients, which only come again with the next backward task, layer by layer, and
     it works with `updating` bytes for each byte of a stage's parameters and of its largest one.
     `activations` says what a task keeps until its backward pass: the `inputs` of its layers (MadPipe's model) or all
@@ -39,6 +40,7 @@ class MemoryModel(Document):
     bucketed: float = 0.0
     buckets_bytes: int = 0
     reducing: float = 0.0
+    rebuilt: float = 0.0
     flat: bool = False
     versions: int = 1
     copies: tuple[int, ...] = ()

@@ -65,7 +65,8 @@ class LayerProfile:
     the part of a backward pass for the gradients of the inputs, where passes come in halves. `backward_matmuls` and
     `backward_others` are the work of the backward pass in forward passes, of kernels with FLOPs and of all others: 2,
     gradients of inputs and of weights, and less where the model has parameters that are not trained. `forward_fixed`
-    and `backward_fixed` are the parts of a pass that fewer samples take, too (`shared_by`).
+    and `backward_fixed` are the parts of a pass that fewer samples take, too (`shared_by`). `backward_bytes` is by how
+    much the memory grows in the backward pass, workspaces of kernels included, as measured; 0: not known.
     """
 
     name: str = ""
@@ -85,6 +86,7 @@ class LayerProfile:
     output_bytes: int = 0
     saved_bytes: int = 0
     working_bytes: int = 0
+    backward_bytes: int = 0
     recomputed_flops: float = 0.0
     input_share: float = 0.5
     forward_fixed: float = 0.0
@@ -117,6 +119,17 @@ class LayerProfile:
         parts = (self.forward_s, self.forward_fixed), (self.backward_s, self.backward_fixed)
         forward_s, backward_s = (seconds * (fixed * read + (1 - fixed) / devices) for seconds, fixed in parts)
         return forward_s, backward_s
+
+    @property
+    def new_gradient_bytes(self) -> int:
+        """Bytes of the largest new gradient of a parameter: each is added to the one before as soon as it is there. Of
+        a layer without matmuls those of all."""
+        return max((one.weight_bytes for one in self.products if not one.frozen), default=self.trained_bytes)
+
+    def backward_of(self, share: float, weights: float = 1.0) -> int:
+        """Returns `backward_bytes` of a share of the activations, and one of the weights."""
+        new = min(self.new_gradient_bytes, self.backward_bytes)
+        return round(new * weights + (self.backward_bytes - new) * share)
 
     def _check_shared(self, field: str, whole: str) -> None:
         shared: tuple[Tied | SharedBuffer, ...] = getattr(self, field)
@@ -249,6 +262,7 @@ class ModelProfile(Document):
                 output_bytes=layer.output_bytes * samples // own_samples,
                 saved_bytes=layer.saved_bytes * samples // own_samples,
                 working_bytes=layer.working_bytes * samples // own_samples,
+                backward_bytes=layer.backward_of(samples / own_samples),
             )
             for layer in self.layers
         )
@@ -314,9 +328,7 @@ class ModelProfile(Document):
     def largest_parameter(self, first: int, last: int) -> int:
         """Returns the bytes of the largest parameter of the layers `first`..`last` that is trained: the largest weight
         of a matmul; of a layer without any, all its parameters."""
-        layers = self.layers[first : last + 1]
-        weights = [max((p.weight_bytes for p in one.products if not p.frozen), default=0) for one in layers]
-        return max(largest or one.trained_bytes for largest, one in zip(weights, layers, strict=True))
+        return max(layer.new_gradient_bytes for layer in self.layers[first : last + 1])
 
     def held(self, first: int, last: int, trained: bool = False) -> Held:
         """Returns what the layers `first`..`last` hold, or of it what is `trained`; tied weights count once in bytes

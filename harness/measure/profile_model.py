@@ -27,6 +27,7 @@ from harness.measure.count_model import check_arguments, counted
 from harness.measure.layer_chain import WHOLE, Chain, Phase
 from harness.measure.reference_work import Pace
 from harness.nn import dropout
+from harness.runtime.memory_meter import Meter
 from harness.runtime.training_state import intra_op_threads
 
 Key = tuple[int, Phase]
@@ -93,9 +94,31 @@ def measure(
         if twice and not cuda:
             say("timing layers on two threads")
             share = work_together.lock_share(_pass(chain), _pass(make(micro_batch=micro_batch)))
+        grown = _grown_bytes(chain) if not cuda and not compiled else [0] * len(profile.layers)
     layers = _with_times(profile.layers, clock, fewer)
+    layers = tuple(replace(layer, backward_bytes=size) for layer, size in zip(layers, grown, strict=True))
     slowed = max(clock.slowed(), slowed)
     return replace(profile, layers=layers, source=_source(target), times="measured", slowed=slowed, lock_share=share)
+
+
+def _grown_bytes(chain: Chain) -> list[int]:
+    """By how much the memory grows in each layer's backward pass, on a CPU device: what kernels allocate inside
+    included."""
+    meter, grown = Meter(), [0] * len(chain.layers)
+    meter.add_static([*chain.layers.parameters(), *chain.layers.buffers()])
+    meter.add_static(one.grad for one in chain.layers.parameters() if one.grad is not None)
+
+    @contextmanager
+    def observer(index: int, phase: Phase) -> Iterator[None]:
+        meter.reset_peak()
+        before = meter.live_bytes
+        yield
+        if phase == "backward":
+            grown[index] = meter.peak_bytes - before
+
+    with meter:
+        chain.step(observer)
+    return grown
 
 
 def _timed(chain: Chain, clock: Clock, pace: Pace, repeats: int, say: Callable[[str], None]) -> float:

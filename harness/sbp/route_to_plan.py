@@ -271,7 +271,13 @@ def with_exchanges(share: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
     return replace(
         share,
         layers=tuple(
-            replace(layer, working_bytes=layer.working_bytes + round(more)) if more else layer
+            replace(
+                layer,
+                working_bytes=layer.working_bytes + round(more),
+                backward_bytes=layer.backward_bytes + round(more) if layer.backward_bytes else 0,
+            )
+            if more
+            else layer
             for layer, more in zip(share.layers, working, strict=True)
         ),
     )
@@ -295,5 +301,6 @@ def _share(layer: LayerProfile, devices: int, elsewhere: int, frozen: int, gathe
         output_bytes=layer.output_bytes // devices,
         saved_bytes=layer.saved_bytes // devices + gathered,
         working_bytes=layer.working_bytes // devices,
+        backward_bytes=layer.backward_of(1 / devices, 1 - elsewhere / max(1, layer.param_bytes)),
         tied=tied,
     )

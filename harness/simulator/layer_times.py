@@ -147,7 +147,8 @@ def scaled(profile: ModelProfile, origin: Device, target: Device) -> ModelProfil
         if _has_work(layer):
             terms = depth(layer.products)
             ratio = priced(layer, terms).whole / priced_there(layer, terms).whole
-        layers.append(replace(layer, forward_s=layer.forward_s * ratio, backward_s=layer.backward_s * ratio))
+        forward_s, backward_s = layer.forward_s * ratio, layer.backward_s * ratio
+        layers.append(replace(layer, forward_s=forward_s, backward_s=backward_s, backward_bytes=0))
     source = f"scaled from {origin.name} to {target.name}: {profile.source}"
     return replace(profile, layers=tuple(layers), source=source, times="scaled", device=target)
 
@@ -187,7 +188,12 @@ def has_times(profile: ModelProfile) -> bool:
 def _timed(profile: ModelProfile, seconds: Sequence[Parts]) -> ModelProfile:
     layers = (
         replace(
-            layer, forward_s=parts.whole, backward_s=_backward_s(layer, parts), forward_fixed=0.0, backward_fixed=0.0
+            layer,
+            forward_s=parts.whole,
+            backward_s=_backward_s(layer, parts),
+            forward_fixed=0.0,
+            backward_fixed=0.0,
+            backward_bytes=0,
         )
         for layer, parts in zip(profile.layers, seconds, strict=True)
     )

@@ -76,6 +76,8 @@ class _Changes:
             self.what += (what, what)
 
 
+BEFORE_S = -1.0
+"""A time before a step."""
 NAMES = (
     *("saved", "checkpoints", "received", "to be sent", "outputs", "working", "reducing"),
     *("gradients of an update", "updating"),
@@ -184,6 +186,9 @@ class _MemoryTimeline(HeldBytes):
                 self.changes(op.stage).hold(start, end, sizes.gradients, GRADIENTS)
                 self.changes(op.stage).hold(self.start_s[node], end, sizes.updating, UPDATING)
 
+        for number in range(len(self.plan.stages)):
+            self.changes(number).hold(BEFORE_S, 0.0, self.rebuilt(number), REDUCING)
+
     def working(self, node: int, op: Op) -> int:
         """Returns what a backward pass works with, or its half for the inputs."""
         sizes = self.stages[op.stage]
@@ -273,7 +278,9 @@ class _MemoryTimeline(HeldBytes):
         pools = np.array(changes.pool)[order]
         reserved = sum(int(np.cumsum(change[order][pools == pool]).max()) for pool in np.unique(pools))
         held = base + int(live[highest])
-        return Peak(device, float(at_s[order[highest]]), held, without_zeros(resident | parts), base + reserved)
+        return Peak(
+            device, max(0.0, float(at_s[order[highest]])), held, without_zeros(resident | parts), base + reserved
+        )
 
 
 def between_devices(ops: Sequence[Op]) -> bool:

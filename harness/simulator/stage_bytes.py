@@ -23,13 +23,19 @@ def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: flo
                            | what else l works with (`LayerProfile.working_bytes`)
 
     The new gradient of parameters (`accumulated` times their bytes) coexists with the one that it is added to. Where
-    there are none yet, `kept` times their bytes stay of each layer.
+    there are none yet, `kept` times their bytes stay of each layer. Where it was measured by how much the memory grows
+    (`LayerProfile.backward_bytes`), that is what l needs beyond the gradient of its output.
     """
     saved = beyond = parameters = 0
     for number, gradients in _gradients(profile, first, last):
         layer = profile.layers[number]
         parameters += layer.trained_bytes
-        needed = gradients + round(layer.trained_bytes * accumulated + parameters * kept) + layer.working_bytes
+        if layer.backward_bytes:
+            grown = layer.backward_bytes - round(layer.new_gradient_bytes * (1 - accumulated))
+            entered = profile.boundary_bytes(number) if number else 0
+            needed = gradients - entered + max(entered, grown) + round(parameters * kept)
+        else:
+            needed = gradients + round(layer.trained_bytes * accumulated + parameters * kept) + layer.working_bytes
         beyond = max(beyond, needed - saved)
         saved += layer.saved_bytes
     return beyond
@@ -94,6 +100,11 @@ class HeldBytes:
         """Returns the bytes of further gradients while those of a stage are summed over replicas."""
         stage = self.plan.stages[number]
         return round(self.memory.reducing * self.profile.trained_bytes(stage.first, stage.last))
+
+    def rebuilt(self, number: int) -> int:
+        """Returns the bytes of further gradients of a stage between two steps."""
+        stage = self.plan.stages[number]
+        return round(self.memory.rebuilt * self.profile.trained_bytes(stage.first, stage.last))
 
     def stage_bytes(self, number: int, stage: Stage) -> StageBytes:
         """Returns the bytes of a stage's tasks; a memory model of layer inputs counts nothing else."""

@@ -172,6 +172,33 @@ def test_memory_is_what_the_allocator_gave(micro_batches: int) -> None:
     assert allocated < 0.5 * gradients
 
 
+def test_a_second_step_has_the_gradients_twice_for_a_moment() -> None:
+    """Buckets are made in the order in which gradients came; where some may not come, they stay as they were."""
+    net = Network(
+        "wide",
+        lambda: [nn.Linear(256, 256) for _ in range(4)],
+        lambda n: torch.randn(n, 256),
+        lambda n: torch.randn(n, 256),
+        networks._squares,
+    )
+    wide = Case(build(Config()), net, replace(Plan.contiguous([4], 1), mesh=Mesh(data=2)), "float32")
+    profile = count(net, 2, "float32")
+    memory = wide.engine.memory(named("sgd_fp32"), wide.plan.mesh, profile)
+    done = simulate(wide.engine.schedule(wide.plan, profile), wide.plan, profile, Cluster(devices_per_node=2), memory)
+
+    def peaks(session: DDPSession) -> list[int]:
+        metered = [session.step(net.sample(4), meter=True).peak_memory_bytes for _ in range(3)]
+        return [one[0] for one in metered if one]
+
+    first, second, third = run_session(wide.engine, net, wide.plan, wide.spec, peaks)
+    assert second == pytest.approx(done.peaks[0].bytes, rel=0.02)
+    assert second > 1.2 * max(first, third)
+    rare = replace(profile.layers[0], traits=replace(profile.layers[0].traits, unused=("weight",)))
+    partial = replace(profile, layers=(rare, *profile.layers[1:]))
+    assert wide.engine.memory(named("sgd_fp32"), wide.plan.mesh, partial).rebuilt == 0
+    assert wide.engine.memory(named("sgd_fp32"), Mesh(), profile).rebuilt == 0
+
+
 @pytest.mark.parametrize("bucket_mb", [0.0, -1.0, float("nan")])
 def test_a_bucket_must_hold_something(bucket_mb: float) -> None:
     assert ddp_config.check(Config()) == []

@@ -75,7 +75,8 @@ def needed(layout: Layout, held: Sequence[Held], count: int) -> list[int]:
                 _boundaries(layout, number) for number in own
             )
         kept = max(_kept(layout, number, held[number], more if held[number].first == count else 0) for number in own)
-        found.append(there + kept)
+        rebuilt = round(memory.rebuilt * profile.trained_bytes_of(layers))
+        found.append(there + max(kept, rebuilt))
     return found
 
 

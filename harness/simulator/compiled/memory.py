@@ -21,6 +21,7 @@ from harness.simulator.compiled.columns import Columns
 from harness.simulator.compiled.fullest import fullest
 from harness.simulator.compiled.tables import Flags, Numbers, Seconds
 from harness.simulator.memory_timeline import (
+    BEFORE_S,
     CHECKPOINTS,
     COMPUTE_POOL,
     GRADIENTS,
@@ -114,6 +115,9 @@ class _MemoryTimeline(HeldBytes):
                 sizes, end = self.stages[op.stage], self.end_s[np.sort(node)]
                 self.hold(op.stage, self.end_s[self.first_of_update(op.stage)], end, sizes.gradients, GRADIENTS)
                 self.hold(op.stage, self.start_s[np.sort(node)], end, sizes.updating, UPDATING)
+
+        for number in range(len(self.plan.stages)):
+            self.hold(number, np.array([BEFORE_S]), np.zeros(1), self.rebuilt(number), REDUCING)
 
     def first_of_update(self, stage: int) -> Numbers:
         """Returns the first backward task of each update of a stage, in the order of these."""
@@ -232,4 +236,4 @@ class _MemoryTimeline(HeldBytes):
         for one in held:
             there = np.count_nonzero(one.start_s <= at_s) - np.count_nonzero(one.end_s <= at_s)
             parts[NAMES[one.what]] += int(there) * one.size
-        return Peak(device, at_s, base + most, without_zeros(resident | parts), base + reserved)
+        return Peak(device, max(0.0, at_s), base + most, without_zeros(resident | parts), base + reserved)

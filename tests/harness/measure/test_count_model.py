@@ -70,7 +70,7 @@ MODELS = {
 
 
 def without_times(profile: ModelProfile) -> ModelProfile:
-    layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
+    layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0, backward_bytes=0) for layer in profile.layers)
     return replace(profile, layers=layers, source="", times="none", slowed=1.0)
 
 

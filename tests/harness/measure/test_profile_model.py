@@ -419,15 +419,34 @@ def test_one_thread_in_training_with_keyed_dropout_and_nothing_left_changed():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    passes = 1 + 3 * (
+    passes = 1 + 3 * (  # the count
         1 + profile_model.MOST_PASSES
-    )  # the count, the warm-up and two rounds, each with and without cuts
+    )  # the warm-up and two rounds, each with and without cuts
+    passes += 1  # how the memory grows
     assert Witness.seen == [(1, True, True)] * passes
     assert torch.equal(torch.get_rng_state(), generator)
     assert profile.times == "measured"
     assert profile.source.endswith(f", 1 thread, torch {torch.__version__}")
     assert (profile.model, profile.micro_batch, profile.dtype) == ("net", 1, "float32")
     assert ModelProfile.from_json(profile.to_json()) == profile
+
+
+def test_growth_of_the_memory_in_a_backward_pass():
+    """Of a linear layer the new gradients of its weight, bias and input; a convolution reorders its weight
+    inside the kernel, and one in float64 writes out its input's patches."""
+    linear = measure(Net(lambda: nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), (64,)), 8, "float32", "cpu", 1)
+    weight, rows = (64 + 1) * 64 * FLOAT, 8 * 64 * FLOAT
+    assert [layer.backward_bytes for layer in linear.layers] == [weight, weight + rows]
+
+    def of_convolutions(dtype: str) -> int:
+        def layers() -> nn.Sequential:
+            return nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64 * 4 * 4, 2))
+
+        return measure(Net(layers, (3, 8, 8)), 2, dtype, "cpu", 1).layers[1].backward_bytes
+
+    weight, rows = 64 * 64 * 9 * FLOAT, 2 * 64 * 6 * 6 * FLOAT
+    assert of_convolutions("float32") > 1.5 * (weight + rows)
+    assert of_convolutions("float64") > 2 * (weight + rows) + 64 * 9 * 16 * 2 * FLOAT
 
 
 def test_autocast_computes_in_the_smaller_format():

@@ -237,6 +237,32 @@ def test_gradients_that_are_summed_lie_in_a_bucket_meanwhile():
     assert "reducing" not in simulate(single(2), plan, profile, cluster, memory).peaks[0].contents
 
 
+def test_what_was_measured_of_a_backward_pass_counts():
+    """Beyond the gradient of the layer's output, 20 bytes; layer 2 has freed 1 by then. Where gradients are kept that
+    there were not, the new one is none next to an old one, but all stay."""
+    product = Product("w", weight_bytes=16)
+    layers = (
+        LayerProfile("", saved_bytes=5, output_bytes=8),
+        LayerProfile("", saved_bytes=50, output_bytes=20, param_bytes=24, backward_bytes=90, products=(product,)),
+        LayerProfile("", saved_bytes=1, output_bytes=30, backward_bytes=2),
+    )
+    profile = ModelProfile(layers, input_bytes=7)
+    assert working_bytes(profile, 0, 2, accumulated=1.0) == 20 + 90 - 1
+    assert working_bytes(profile, 0, 2) == 20 + 90 - 16 - 1
+    assert working_bytes(profile, 0, 2, kept=1.0) == 20 + 90 - 16 + 24 - 1
+    assert working_bytes(profile, 2, 2) == 30 + 20, "the gradient of the input is there at least"
+
+
+def test_gradients_that_are_there_twice_between_two_steps():
+    profile, plan = profile_of(1), replace(Plan.contiguous((1,), 2), mesh=Mesh(data=2))
+    schedule, cluster = data_parallel(2, 1000, 2), Cluster(devices_per_node=2, intra=Link(0.0, 0.01))
+    once = simulate(schedule, plan, profile, cluster, SAVED).peaks[0]
+    (peak,) = simulate(schedule, plan, profile, cluster, replace(SAVED, rebuilt=1.0)).peaks
+    assert peak.contents["reducing"] == 1000 and peak.at_s == 0 and "saved" not in peak.contents
+    assert peak.bytes == 3 * 1000 + 5 + 2 * profile.input_bytes > once.bytes  # 5 of buffers
+    assert simulate(schedule, plan, profile, cluster, replace(SAVED, rebuilt=1e-3)).peaks[0] == once
+
+
 def test_gradients_that_wait_for_those_of_the_weights():
     """Of the outputs of products with weights, 4 bytes each: 3 samples, 5 rows, 7 features. Else of the layer."""
     product, score = Product("w", rows_per_sample=5, out=7, weight_bytes=4), Product("scores", "attention", 5, 7, 7)
