@@ -14,10 +14,12 @@ from engines.sbp.engine import Config, build
 from harness.capture.split import split
 from harness.core.memory_model import MemoryModel
 from harness.measure.count_model import count
+from harness.sbp.device_grid import Grid
+from harness.sbp.matmul_chain import chain_from_profile
 from tests.engines import contract, networks
 from tests.engines.contract import Case
 from tests.engines.networks import Network
-from tests.support.sbp_plans import flat, planned
+from tests.support.sbp_plans import flat, planned, with_strategies
 
 pytestmark = pytest.mark.usefixtures("ranks")
 
@@ -36,10 +38,10 @@ class Net(nn.Module):
 
 
 class Functional(Net):
-    """Draws in its own forward pass."""
+    """Draws in its own forward pass alone."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(functional.dropout(torch.tanh(self.first(self.up(x))), 0.3, self.training))  # type: ignore[no-any-return]
+        return self.down(functional.dropout(torch.tanh(self.up(x)), 0.3, self.training))  # type: ignore[no-any-return]
 
 
 class Turned(Net):
@@ -93,7 +95,12 @@ def test_ranks_that_draw_for_themselves_draw_other_masks() -> None:
     model = network(Functional, 3, 6)
     model._inputs = lambda n: half.repeat(2, 1, 1).clone()
     model._targets = lambda n: torch.zeros(8, 3, 6)
-    one = case(model)
+    profile = count(model, 8, "float64")
+    grid, names = Grid(1, 2), [item.name for item in chain_from_profile(profile).matmuls]
+    by_samples = dict.fromkeys(names, grid.strategy((2, 1, 1)))
+    plan = with_strategies(profile, flat(2), by_samples, "batch_split")
+    assert plan.splits_samples_only
+    one = replace(case(model), plan=plan)
     alone = network(Functional, 3, 6)
     alone._inputs, alone._targets = lambda n: half.clone(), lambda n: torch.zeros(4, 3, 6)
     want = contract.run(replace(case(alone).reference, samples=4), steps=1)
