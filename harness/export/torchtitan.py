@@ -49,7 +49,10 @@ def refused(planned: Planned) -> list[Problem]:
 def note(planned: Planned) -> str:
     """How a program uses the file."""
     command = f"torchrun --nproc-per-node {planned.plan.mesh.size} -m torchtitan.train --job.config_file FILE"
-    return command if flavor(planned) else f"{command} --model.flavor ..., which you register: FILE says its sizes"
+    missing = (
+        f"none of {NAME}'s flavors has the sizes of this model, as FILE says: register one, add --model.flavor NAME"
+    )
+    return command if flavor(planned) else f"{command}\n  {missing}"
 
 
 def text(planned: Planned) -> str:
