@@ -14,7 +14,7 @@ two medians, by a bootstrap over the measured steps in metrics.jsonl; of a bench
 rounds; records in a pack have no steps, and so no interval. A difference is real if the interval leaves out 1. Else
 there is none where the interval is narrower than --resolution percent, and where it is wider it is not resolved. Losses
 are compared after equally many steps. Exit code 1: a figure is worse by more than --max-regression percent, and that is
-no noise as far as known; or a point that is ok in the first has failed in the second.
+no noise as far as known; or a point that is ok in the first has failed in the second, or its loss is no number there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,6 +194,21 @@ def _steps(record: RunRecord) -> int:
     return int(record.config.get("warmup", 0)) + int(record.config.get("steps", 0))
 
 
+def _lost(found: Mapping[str, tuple[RunRecord, RunRecord]], options: Any) -> tuple[list[str], list[str]]:
+    """Lines about losses that are numbers in the first and none (NaN, infinite) in the second; and about those that are
+    none in the first."""
+    without = {title: [*map(_without_number, both)] for title, both in found.items()}
+    gone = [
+        f"{LOSS} is no number in {options.second}: {title}" for title, one in without.items() if one == [False, True]
+    ]
+    return gone, [f"{LOSS} is no number in {options.first}: {title}" for title, one in without.items() if one[0]]
+
+
+def _without_number(record: RunRecord) -> bool:
+    """Whether it has trained, and its last loss is null: what a record has in the place of NaN and of infinity."""
+    return record.source == "measured" and LOSS in record.metrics and record.metrics[LOSS] is None
+
+
 def _title(key: frozenset[str]) -> str:
     return " ".join(sorted(key)) or "all defaults"
 
@@ -215,8 +230,9 @@ def main(arguments: Sequence[str]) -> int:
             message = f"is no figure: there are {', '.join(FIGURES)}"
             raise CannotRun([Problem("--figures", name, message) for name in unknown], SELF)
         found, lines, failed = _loaded(options.first, options.second)
+        gone, come = _lost(found, options) if LOSS in names else ([], [])
         rows = [(title, one) for title, (first, second) in found.items() for one in differences(first, second, names)]
-        if not rows and not failed:
+        if not rows and not failed + gone + come:
             raise CannotRun([Problem("--figures", options.figures, "is in no two runs that are compared")], SELF)
     except CannotRun as error:
         print(error, file=sys.stderr)
@@ -225,10 +241,10 @@ def main(arguments: Sequence[str]) -> int:
     console = Console()
     if rows:
         _show(rows, options, console if console.is_terminal else Console(width=160))
-    for line in [*lines, *failed]:
+    for line in [*lines, *come, *failed, *gone]:
         print(line)
     print(f"{len(worse)} of {len(rows)} figures are worse by more than {options.max_regression:g} %")
-    return REGRESSED if worse or failed else 0
+    return REGRESSED if worse or failed or gone else 0
 
 
 def _percent(text: str) -> float:

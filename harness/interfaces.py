@@ -266,10 +266,12 @@ class Activity:
 
 class Session(Protocol):
     """A model in training. An engine of several processes has one in each rank: its methods are collective, and
-    results are complete on rank 0.
-
-    It is made before ranks are forked. What takes long, or needs a group of ranks, is done when its context is entered.
+    results are complete on rank 0. Made before ranks are forked; what takes long is done when its context is entered.
     """
+
+    plan: Plan
+    module_names: Mapping[str, str]
+    """Names of weights in the user's module, by those in the layers; empty where they are the same."""
 
     @property
     def pass_modules(self) -> nn.Module:

@@ -74,8 +74,9 @@ class PipeDream:
         needs = [chain.held(stage.first, stage.last, 1) for stage in chosen]
         number = needs.index(max(needs))
         return (
-            f"was wrong: stage {number} needs {_gb(needs[number])} or more and was taken for {_gb(estimates[number])}, "
-            f"a device has {_gb(chain.memory)}"
+            f"counts {_gb(estimates[number])} of memory for stage {number}, too little: it needs {_gb(needs[number])} "
+            f"with one micro-batch at a time, and a device has {_gb(chain.memory)}. PipeDream chooses the stages by "
+            "this estimate, so they do not fit"
         )
 
 

@@ -66,6 +66,19 @@ class SBPEngine(Engine):
         wrong = _wrong(plan, profile)[:1]
         return [Problem("mesh.tensor", plan.mesh.tensor, message, _fixes(plan, profile, cluster)) for message in wrong]
 
+    def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+        """Warn of random numbers that are others than those of a whole micro-batch."""
+        apart = [layer.name for layer in profile.layers if layer.traits.whole_draws]
+        if not apart or plan.mesh.tensor == 1:
+            return []
+        more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+        message = (
+            f"draws random numbers in layer {apart[0]!r}{more} in another way than by an nn.Dropout on a tensor with "
+            "samples first (as attention with dropout does): each device draws its own, so losses differ from those of "
+            "engine=single, as those of another seed do"
+        )
+        return [Problem("model", profile.model, message, hint="dropout 0 there, or nn.Dropout modules")]
+
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         """Return the schedule: for several stages DeepSpeed's pipeline, 1F1B with blocking messages."""
         if len(plan.stages) == 1:

@@ -72,13 +72,14 @@ class SBPSession(DistributedSession):
         self.queues = schedule(plan, profile).by_queue()
         self.mesh = Mesh(grid_from_plan(plan))
         self.program = program(plan, chain_from_profile(profile), self.mesh)
+        self.apart = [layer.name for layer in profile.layers if layer.traits.whole_draws and self.mesh.devices > 1]
 
     def build(self, layers: nn.Sequential) -> None:
         check_same_plan(self.plan)
         self.counter = CollectiveCounter(self.now)
         groups = Groups(self.mesh, self.rank - self.tensor_rank, self.tensor_rank)
         self.by = BlockCollectives(self.mesh, groups, self.counter, self.config.aligned)
-        splitter = ModelSharder(layers, self.program, self.by, self.config.local_statistics)
+        splitter = ModelSharder(layers, self.program, self.by, self.config.local_statistics, self.apart)
         splitter.split(self.ran)
         self.shards: dict[str, Shard] = splitter.shards
         self.local = splitter.local

@@ -6,7 +6,7 @@ known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from engines.sbp.block_layout import Dim, Layout
 from engines.sbp.instruction import Exchange, Instruction, Program, Unrunnable
 from engines.sbp.sharded_layers import BatchNorm, BlockDropout, Entry, LayerNorm, MovedSum, Product, RMSNorm
 from engines.sbp.sharded_state import Cut, Shard
+from harness.capture.layers import Layer, Whole
+from harness.nn import dropout
 from harness.nn.dropout import Dropout
 from harness.nn.skip import Sum
 from harness.sbp.matmul_chain import part_names
@@ -25,12 +27,22 @@ from harness.sbp.matmul_chain import part_names
 
 class ModelSharder:
     """`shards` has every parameter and buffer by its first name, once `split` has gone through. With `local_statistics`
-    batch norms stay as they are; `local` has the digits that split the samples of each of their buffers."""
+    batch norms stay as they are; `local` has the digits that split the samples of each of their buffers. Layers that
+    are `apart` draw for this rank's block alone (`Traits.whole_draws`)."""
 
     def __init__(
-        self, layers: nn.Sequential, program: Program, by: BlockCollectives, local_statistics: bool = False
+        self,
+        layers: nn.Sequential,
+        program: Program,
+        by: BlockCollectives,
+        local_statistics: bool = False,
+        apart: Collection[str] = (),
     ) -> None:
-        self.layers, self.by, self.local_statistics = layers, by, local_statistics
+        self.layers, self.by, self.local_statistics, self.apart = layers, by, local_statistics, apart
+        for name in apart:
+            layer = layers.get_submodule(name)
+            if isinstance(layer, Layer | Whole):  # its ranks would all draw the same for other samples
+                layer.part = by.groups.rank
         self.local: dict[str, tuple[int, ...]] = {}
         self.instructions: dict[str, Instruction] = {}
         self.entries: dict[str, Entry] = {}
@@ -83,7 +95,7 @@ class ModelSharder:
             self._norm(name, module)
         elif isinstance(module, _BatchNorm):
             self._batch_norm(name, module)
-        elif isinstance(module, Dropout):
+        elif self._is_dropout(name, module):
             heads = self.attended is not None
             layout = self.attended if self.attended else self.at
             if layout.rows.split or layout.columns.split:
@@ -96,6 +108,11 @@ class ModelSharder:
             self.at = self.at if instruction.item.whole else instruction.output_layout
             self.attended = instruction.output_layout if instruction.attended else None
         self.at = self.end.get(name, self.at)
+
+    def _is_dropout(self, name: str, module: nn.Module) -> bool:
+        """Whether a module drops elements, and this rank can have its part of the mask of the whole."""
+        parted = isinstance(module, Dropout) or name.partition(".")[0] not in self.apart
+        return parted and module.training and dropout.has_mask(module)
 
     def _check_sum(self) -> None:
         """Raise Unrunnable for a branch whose residual, or sum, has to be moved, and has no module that does so."""

@@ -16,7 +16,7 @@ from engines.sbp.block_layout import Digits, Dim, Layout
 from engines.sbp.instruction import Instruction
 from engines.sbp.summa import LookedUp, MeshLines, Multiplied
 from engines.sbp.sync_batchnorm import normed
-from harness.nn.dropout import Dropout
+from harness.nn import dropout
 
 
 class Entry:
@@ -171,25 +171,25 @@ class BatchNorm(nn.Module):
 class BlockDropout(nn.Module):
     """The whole tensor's mask, of which this device's block is taken; `column` of the tensor is split, if any."""
 
-    def __init__(self, source: Dropout, layout: Layout, by: BlockCollectives, column: int | None) -> None:
+    def __init__(self, source: nn.Module, layout: Layout, by: BlockCollectives, column: int | None) -> None:
         super().__init__()
         self.source, self.layout, self.by, self.column = source, layout, by, column
 
     def forward(self, x: Tensor) -> Tensor:
         source = self.source
-        if not self.training or source.p == 0:
+        if not self.training or not source.p:
             return x
         column = column_of(x) if self.column is None else self.column
         shape = list(x.shape)
         dims = {0: self.layout.rows, column: self.layout.columns}
         for n, dim in dims.items():
             shape[n] *= self.by.mesh.size(dim.split)
-        drawn = shape[:2] + [1] * (x.dim() - 2) if source.channels else shape
-        mask = source._mask(tuple(drawn), x)
+        drawn = shape[:2] + [1] * (x.dim() - 2) if dropout.by_channel(source) else shape
+        mask = dropout.mask_of(source, tuple(drawn), x)
         for n, dim in dims.items():
             if dim.split and drawn[n] > 1:
                 mask = mask.index_select(n, mine(dim, shape[n], self.by, x.device))
-        return x * mask
+        return x.mul_(mask) if getattr(source, "inplace", False) else x * mask
 
 
 def mine(dim: Dim, size: int, by: BlockCollectives, device: Any) -> Tensor:

@@ -32,12 +32,13 @@ class Layer(Skippable):
     """A part of a model: takes and gives a tensor or a tuple of tensors, and skips.
 
     `source` is the text of its forward pass. `inplace` says whether it changes what it takes, `number` is its place in
-    the chain: random numbers are a function of it in an engine (`harness.nn.dropout.drawing`), if it `draws` any.
+    the chain: if it `draws` random numbers, they are a function of it and of `part` in an engine
+    (`harness.nn.dropout.drawing`).
     """
 
     def __init__(self, program: Program, number: int, evaluates: bool, inplace: bool, draws: bool) -> None:
         super().__init__()
-        self.number, self.draws = number, draws
+        self.number, self.draws, self.part = number, draws, 0
         self.stashes, self.pops = tuple(program.part.stashes), tuple(program.part.pops)
         self.source = program.source
         self.inplace = inplace
@@ -46,9 +47,9 @@ class Layer(Skippable):
 
     def forward(self, value: Tensor | tuple[Tensor, ...]) -> Any:
         """What the model does here; its errors have a note with the line of the model."""
-        drawing = dropout.drawing(self.number, tensors(value)[0].device) if self.draws else nullcontext()
+        device = tensors(value)[0].device
         try:
-            with drawing:
+            with dropout.drawing(self.number, device, self.part) if self.draws else nullcontext():
                 return self._run(self, value)
         except Exception as error:
             self._note(error)
@@ -80,6 +81,7 @@ class Whole(nn.Module):
     unsplit: Unsplit | None = None
     draws = True
     """It may, as a `Layer` may."""
+    part = 0
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class Whole(nn.Module):
             built(form, lambda leaf: given[leaf.number] if isinstance(leaf, Ref) else leaf)
             for form in (self._args, self._kwargs)
         )
-        with dropout.drawing(0, given[0].device):
+        with dropout.drawing(0, given[0].device, self.part):
             result = self.module(*args, **kwargs)
         return flat(self.select(result) if self.select else result)
 

@@ -17,6 +17,7 @@ from harness.core.problem import LEAVE_OUT, Fix, Problem
 from harness.host import open_files
 from harness.interfaces import BatchShape, Engine, PlanRequest
 from harness.launch import rank_starter
+from harness.schedule import action_file
 
 
 def early(config: DictConfig, engine: Engine, cluster: Cluster | None) -> list[Problem]:
@@ -47,7 +48,7 @@ def compares(config: DictConfig, engine: Engine) -> list[Problem]:
         return []
     first = next(iter(others.values()))
     key = next(iter(first))
-    message = f"compares {len(others)} settings in mode=plan and mode=simulate, mode={config.mode} needs one"
+    message = f"compares {len(others)} settings, which mode=plan and mode=simulate do"
     name = key.removeprefix("engine.")
     keys = getattr(registry.schemas()["engine", config.engine.name], "SEARCHED", {})
     searched = config.mode == "tune" and name in keys
@@ -59,7 +60,8 @@ def refused(config: DictConfig, engine: Engine, cluster: Cluster) -> list[Proble
     """Return the problems of the engine with a request, whatever the model is.
 
     How many stages there are may follow from the devices, and there are never more than layers: then only what it
-    refuses with two stages, three, and so on up to all devices.
+    refuses with two stages, three, and so on up to all devices; and a schedule file with another number of rows than
+    devices, which the user can say by mesh.pipeline.
     """
     mesh = resolve(config, engine.capabilities, cluster.devices, layers=cluster.devices)
     fewest = mesh.pipeline if config.mesh.pipeline or given_balance(config) else min(2, mesh.pipeline)
@@ -69,7 +71,12 @@ def refused(config: DictConfig, engine: Engine, cluster: Cluster) -> list[Proble
         last = engine.refuses(request, config.precision.dtype, cluster)
         known = {problem.key for problem in found}
         found = [problem for problem in last if problem.key in known or stages == fewest]
+    found += [problem for problem in last if problem not in found and _asks_for_stages(problem)]
     return found + _unsplit(config, mesh) + _astride(mesh, cluster) + _open_files(config, engine, mesh, cluster)
+
+
+def _asks_for_stages(problem: Problem) -> bool:
+    return problem.key == action_file.KEY and any("mesh.pipeline" in fix for fix in problem.fixes)
 
 
 def _unsplit(config: DictConfig, mesh: Mesh) -> list[Problem]:

@@ -16,6 +16,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.problem import Fix, Problem
 from harness.core.shared_buffers import together
+from harness.core.traits import Given
 from harness.interfaces import Capabilities
 
 HIDDEN = "an attribute of the layer itself that is this parameter or module"
@@ -64,7 +65,7 @@ def _groups(engine: str, can: Capabilities, profile: ModelProfile) -> Iterator[t
         if not can.mixed and {g.gradient for g in passing} == {True, False}:
             kinds = " and ".join(g.dtype for g in passing)
             message = f"takes tensors of {kinds}, and engine={engine} wants a gradient for each or for none of them"
-            yield (index, index + 1), message, ""
+            yield (index, index + 1), message + _frozen(profile, index), ""
     for skip in profile.skips:
         if skip.tensor.dtype.startswith("complex") and not can.complex:
             yield (skip.source, skip.target), _complex(engine, skip.tensor.dtype), REAL
@@ -72,6 +73,20 @@ def _groups(engine: str, can: Capabilities, profile: ModelProfile) -> Iterator[t
         pair = _ordered(*(number[name.partition(".")[0]] for name in (one_name, other_name)))
         if pair[0] != pair[1]:
             yield pair, f"has {other_name!r}, which shows the memory of {one_name!r}: they would become two", MEMORY
+
+
+def _frozen(profile: ModelProfile, index: int) -> str:
+    """Which frozen layers give a tensor without a gradient that goes from layer `index` to the next one, as a clause;
+    "" where none does: whole numbers never have one."""
+    giving = {skip.source for skip in profile.skips if skip.source <= index < skip.target and _is_constant(skip.tensor)}
+    giving |= {index} if any(map(_is_constant, profile.layers[index].traits.gives)) else set()
+    untrained = [one for one in sorted(giving) if one < profile.first_trained]
+    names = " and ".join(repr(profile.layers[one].name) for one in untrained)
+    return f": what {names} gives has none, because all layers up to there are frozen" if names else ""
+
+
+def _is_constant(tensor: Given) -> bool:
+    return not tensor.gradient and tensor.dtype.startswith(("float", "bfloat", "complex"))
 
 
 def _complex(engine: str, dtype: str) -> str:

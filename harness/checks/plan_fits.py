@@ -37,6 +37,18 @@ def check_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int, cluster:
     return [*(Problem("planner", name, message, ({"planner": "balance"},)) for message in wrong), *devices_missing]
 
 
+def idle(plan: Plan) -> list[Problem]:
+    """A note on a plan that has no stage on some devices of its mesh."""
+    wanted, used = plan.mesh.pipeline, plan.used.pipeline
+    if used == wanted:
+        return []
+    left = f"{wanted - used} stay idle" if wanted - used > 1 else "1 stays idle"
+    message = (
+        f"has more devices than the plan needs: its stages are on {used}, {left}; figures of each device are of {used}"
+    )
+    return [Problem("mesh.pipeline", wanted, message, ({"mesh.pipeline": used},))]
+
+
 def check_memory(plan: Plan, peak_bytes: Sequence[int], cluster: Cluster, memory: MemoryModel) -> list[Problem]:
     """One problem for all devices whose predicted peak is more than they have; `peak_bytes` in the order of
     `plan.devices`."""

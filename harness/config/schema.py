@@ -93,8 +93,9 @@ class LaunchConfig:
 @dataclass
 class RaceConfig:
     minutes: float = 4.0
-    """mode=race: minutes from its beginning after which no round but the first begins. A race ends sooner once it is
-    decided: when the 95 % interval of each entry's speed is narrower than 3 %."""
+    """mode=race: minutes from the first round on after which no further round begins; starting the entries, one after
+    the other, comes before. A race ends sooner once it is decided: when the 95 % interval of each entry's speed is
+    narrower than 3 %."""
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.core.pattern import Pattern
@@ -81,6 +81,19 @@ class Plan(Document):
     def devices(self) -> tuple[int, ...]:
         """The devices that own a stage, in order."""
         return tuple(sorted({stage.device for stage in self.stages}))
+
+    @property
+    def used(self) -> Mesh:
+        """The mesh of the devices that own a stage: of `mesh`, a planner may leave some idle."""
+        return replace(self.mesh, pipeline=len(self.devices))
+
+    @property
+    def splits_samples_only(self) -> bool:
+        """Whether the tensor parallel devices of each stage have whole weights, and parts of the samples: every
+        strategy is (devices, 1, 1), or a mesh of one column."""
+        thirds = (len(numbers) // (3 if len(numbers) % 3 == 0 else 2) for numbers in self.strategy.values())
+        rest = (numbers[first:] for first, numbers in zip(thirds, self.strategy.values(), strict=True))
+        return bool(self.strategy) and all(number == 1 for numbers in rest for number in numbers)
 
     @property
     def balance(self) -> tuple[int, ...]:

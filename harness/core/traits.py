@@ -21,9 +21,11 @@ class Traits:
     forward pass changes in place. `in_place` is the layer that made tensors which share memory, if this layer changes
     one of them in place. `max_norm`: it has an embedding that scales rows of its weight. `sparse` are weights whose
     gradients are sparse, `scalars` those without a dimension, `empty` those without elements that get a gradient,
-    `unused` those that get none. `draws`: it takes random numbers of Python or NumPy. `too_large`: the attribute
-    that leads to more objects than a recomputation looks at ("'table' of Lookup"). `complex` are weights of complex
-    numbers, `integers` those of whole numbers, `strided` those that are not contiguous in memory.
+    `unused` those that get none. `draws`: it takes random numbers of Python or NumPy. `whole_draws`: it takes those of
+    torch in another way than by dropout modules that are given the samples first, each called once: a part of a
+    micro-batch cannot have its part of them. `too_large`: the attribute that leads to more objects than a recomputation
+    looks at ("'table' of Lookup"). `complex` are weights of complex numbers, `integers` those of whole numbers,
+    `strided` those that are not contiguous in memory.
     """
 
     gives: tuple[Given, ...] = ()
@@ -36,6 +38,7 @@ class Traits:
     empty: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     draws: bool = False
+    whole_draws: bool = False
     too_large: str | None = None
     complex: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()

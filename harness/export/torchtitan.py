@@ -1,7 +1,8 @@
 """torchtitan's configuration file (`--job.config_file FILE`), for release 0.2.2.
 
 Its Llama is `model=llama`, with modules named tok_embeddings, layers.0, ..., norm, output. A file has what the plan
-decides; flavor, tokenizer, data and optimizer stay the user's. Every name is a flag, too: --parallelism.NAME.
+decides, and the flavor with the model's sizes where torchtitan has one; tokenizer, data and optimizer stay the user's.
+Every name is a flag, too: --parallelism.NAME.
 """
 
 from __future__ import annotations
@@ -24,6 +25,15 @@ from harness.export.planned import (
 
 NAME = "torchtitan"
 MODELS: tuple[str, ...] = ("llama",)
+FLAVORS = {
+    "debugmodel": (6, 256, 16, 16, 768, 2048),
+    "8B": (32, 4096, 32, 8, 14336, 128256),
+    "70B": (80, 8192, 64, 8, 28672, 128256),
+    "405B": (126, 16384, 128, 8, 53248, 128256),
+}
+"""Its llama3 models by the sizes of `SIZES`; all have `ROPE_THETA`."""
+SIZES = ("layers", "width", "heads", "kv_heads", "hidden", "vocabulary")
+ROPE_THETA = 500_000.0
 
 
 def refused(planned: Planned) -> list[Problem]:
@@ -38,14 +48,31 @@ def refused(planned: Planned) -> list[Problem]:
 
 def note(planned: Planned) -> str:
     """How a program uses the file."""
-    return f"torchrun --nproc-per-node {planned.plan.mesh.size} -m torchtitan.train --job.config_file FILE"
+    command = f"torchrun --nproc-per-node {planned.plan.mesh.size} -m torchtitan.train --job.config_file FILE"
+    missing = (
+        f"none of {NAME}'s flavors has the sizes of this model, as FILE says: register one, add --model.flavor NAME"
+    )
+    return command if flavor(planned) else f"{command}\n  {missing}"
 
 
 def text(planned: Planned) -> str:
-    lines = [f"# The plan of Regatta for {NAME} 0.2.2; add model, tokenizer, data and optimizer."]
+    lines = [f"# The plan of Regatta for {NAME} 0.2.2; add tokenizer, data and optimizer."]
+    if not flavor(planned):
+        sizes = ", ".join(f"{key}={planned.config.model[key]}" for key in (*SIZES, "rope_theta"))
+        lines += [
+            f"# None of its flavors has the sizes of this model ({sizes}):",
+            "# register one, and add model.flavor.",
+        ]
     for section, values in settings(planned).items():
         lines += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"
+
+
+def flavor(planned: Planned) -> str:
+    """The flavor that has the sizes of the model; "" where none has."""
+    model = planned.config.model
+    sizes = tuple(model[key] for key in SIZES)
+    return next((name for name, own in FLAVORS.items() if own == sizes and model.rope_theta == ROPE_THETA), "")
 
 
 def settings(planned: Planned) -> dict[str, dict[str, Any]]:
@@ -66,7 +93,9 @@ def settings(planned: Planned) -> dict[str, dict[str, Any]]:
             "pipeline_parallel_microbatch_size": size,
             "module_fqns_per_model_part": _modules(planned),
         }
+    known = flavor(planned)
     return {
+        "model": {"name": "llama3", **({"flavor": known} if known else {})},
         "training": {
             "local_batch_size": size * (plan.micro_batches if len(plan.stages) > 1 else 1),
             "global_batch_size": size * plan.micro_batches * mesh.data,

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from harness.capture.python_state import generators
 from harness.core.traits import Given, Traits
 from harness.measure.layer_chain import Chain, Task, tensors
+from harness.nn import dropout
 from harness.nn.skip import named_layers
 from harness.nn.tied import has_max_norm
 from harness.runtime.autograd import differentiable
@@ -40,10 +41,14 @@ class Seen:
         self.uses: list[dict[str, None]] = [{} for _ in self.layers]
         self.changes: list[set[int]] = [set() for _ in self.layers]
         self.draws = [False for _ in self.layers]
+        self.whole_draws = [False for _ in self.layers]
         self.moved: list[list[str]] = [[] for _ in self.layers]
         self._weights = dict(chain.layers.named_parameters())
         self._modules = [set(layer.modules()) for layer in self.layers]
         self._running: int | None = None
+        self._samples = len(chain.batch)
+        self._dropped: set[nn.Module] = set()
+        self._dropping = False
 
     def foreign(self, index: int, task: Task) -> tuple[str, ...]:
         """The modules that a layer uses and does not hold, and the weights of others that do not arrive as values."""
@@ -57,6 +62,9 @@ class Seen:
         """Around the pass: sees calls of modules that a layer does not hold."""
         named = [(name, module) for name, module in chain.layers.named_modules() if name]
         hooks = [module.register_forward_pre_hook(partial(self._call, name)) for name, module in named]
+        for module in chain.layers.modules():
+            if dropout.has_mask(module):
+                hooks += [module.register_forward_pre_hook(self._drop), module.register_forward_hook(self._drop_ended)]
         yield
         for hook in hooks:
             hook.remove()
@@ -75,6 +83,7 @@ class Seen:
         index = self._running
         if index is None:
             return
+        self.whole_draws[index] |= torch.Tag.nondeterministic_seeded in func.tags and not self._dropping
         for tensor in inputs:
             memory = _memory(tensor)
             if memory in self.names and memory not in self.own[index]:
@@ -88,6 +97,15 @@ class Seen:
         index = self._running
         if index is not None and module not in self._modules[index]:
             self.uses[index][name] = None
+
+    def _drop(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        """A dropout module begins; those of this project draw the mask of the key, whatever draws before them."""
+        first = bool(given) and isinstance(given[0], Tensor) and given[0].shape[:1] == (self._samples,)
+        self._dropping = isinstance(module, dropout.Dropout) or (first and module not in self._dropped)
+        self._dropped.add(module)
+
+    def _drop_ended(self, *_: Any) -> None:
+        self._dropping = False
 
 
 def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
@@ -111,6 +129,7 @@ def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
                 scalars=tuple(name for weight, name in own.items() if not weight.dim()),
                 empty=tuple(name for weight, name in own.items() if not weight.numel() and weight in with_gradient),
                 draws=seen.draws[index],
+                whole_draws=seen.whole_draws[index],
                 too_large=ForwardState([*layer.modules()], "").too_large(),
                 unused=tuple(name for weight, name in own.items() if weight not in with_gradient),
                 complex=tuple(name for name, weight in held if weight.is_complex()),

@@ -50,6 +50,28 @@ class Dropout(nn.Module):
         return f"p={self.p}, channels={self.channels}"
 
 
+def has_mask(module: nn.Module) -> bool:
+    """Whether a module multiplies by a mask that depends on the shape alone: a part of a tensor can have its part."""
+    return isinstance(module, Dropout) or type(module) in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+def mask_of(module: nn.Module, shape: tuple[int, ...], x: Tensor) -> Tensor:
+    """The mask that a module which `has_mask` draws for a tensor of `shape`, of the dtype and on the device of `x`, in
+    the order of dimensions in memory that `x` has."""
+    if isinstance(module, Dropout):
+        return module._mask(shape, x)
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    ones = x.new_ones([shape[n] for n in order]).permute([order.index(n) for n in range(x.dim())])
+    with torch.no_grad():
+        mask: Tensor = module(ones)
+    return mask
+
+
+def by_channel(module: nn.Module) -> bool:
+    """Whether a module that `has_mask` drops whole channels."""
+    return module.channels if isinstance(module, Dropout) else not isinstance(module, nn.Dropout)
+
+
 def number(model: nn.Module) -> None:
     """Numbers the dropout layers of a whole model, before it is split: the number is a part of the mask's key."""
     for index, layer in enumerate(m for m in model.modules() if isinstance(m, Dropout)):
@@ -107,13 +129,14 @@ def _backward_pass() -> int:
 
 
 @contextmanager
-def drawing(layer: int, device: torch.device) -> Iterator[None]:
-    """Within it and `keyed`, what torch's generators draw is a function of the key and the number of the layer."""
+def drawing(layer: int, device: torch.device, part: int = 0) -> Iterator[None]:
+    """Within it and `keyed`, what torch's generators draw is a function of the key and the number of the layer, and of
+    the part where each rank has one of a micro-batch, and draws for it alone."""
     key = _key()
     if key is None:
         yield
         return
-    seed = _mixed((*key, layer, 0))
+    seed = _mixed((*key, layer, part))
     if _state.reseed is not None:
         _state.reseed(seed)
         yield

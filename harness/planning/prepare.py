@@ -161,6 +161,7 @@ class _Preparation:
             self.progress.note(note(Problem("model", profile.model, f"is one layer: {profile.unsplit.text}")))
         for remark in (
             *request.notes(config, engine.capabilities),
+            *plan_fits.idle(draft.plan),
             *engine.notes(draft.plan, profile, cluster, draft.memory),
         ):
             self.progress.note(note(remark))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -17,6 +18,7 @@ from harness.sweep.live_table import DRAW_S, LiveView
 
 SAY_S = 10.0
 """Seconds between two lines where there is no live table."""
+LOOKED_AT_BYTES = 4096
 
 
 class Display(LiveView):
@@ -27,11 +29,19 @@ class Display(LiveView):
         self.entered = entered
         self.states = {one.name: "refused" if one.config is None else "waits" for one in entered}
         self.rounds, self.speeds = 0, dict.fromkeys(self.states, UNKNOWN)
-        self._drawn_s = self._compared_s = time.monotonic()
+        self._drawn_s = self._compared_s = self._looked_s = time.monotonic()
+        self._starting: tuple[str, Path] | None = None
+        self._doing = ""
+
+    def starts(self, one: Entry, console: Path) -> None:
+        """An entry starts, whose output is in the file `console`."""
+        self.states[one.name], self._starting, self._doing = "starts", (one.name, console), ""
+        if not self._live:
+            self._say(f"{one.name} starts, entry {self.entered.index(one) + 1} of {len(self.entered)}")
 
     def started(self, one: Entry, ready: bool) -> None:
         """An entry is ready, or has ended before it was."""
-        self.states[one.name] = "ready" if ready else "failed"
+        self.states[one.name], self._starting, self._doing = "ready" if ready else "failed", None, ""
         if not self._live:
             self._say(f"{one.name} is ready" if ready else f"{one.name} has ended before its first turn")
 
@@ -57,7 +67,20 @@ class Display(LiveView):
         now = time.monotonic()
         if self._live and now - self._drawn_s >= DRAW_S:
             self._drawn_s = now
-            self._live.update(Group(self._table(), Text(f"{self.rounds} rounds")), refresh=True)
+            self._look()
+            self._live.update(Group(self._table(), Text(self._doing or f"{self.rounds} rounds")), refresh=True)
+        elif not self._live and self._starting and now - self._looked_s >= SAY_S:
+            self._looked_s, before = now, self._doing
+            self._look()
+            if self._doing != before:
+                self._say(self._doing)
+
+    def _look(self) -> None:
+        """What the entry that starts has last said that it does."""
+        if self._starting:
+            name, console = self._starting
+            line = _last_line(console)
+            self._doing = f"{name}: {line}" if line else ""
 
     @property
     def _reference(self) -> Entry:
@@ -82,3 +105,14 @@ class Display(LiveView):
         first = self._reference.rounds_s
         common = min(len(one.rounds_s), len(first))
         return str(ratio(one.rounds_s[:common], first[:common])) if common else UNKNOWN
+
+
+def _last_line(path: Path) -> str:
+    """The last whole line of a file that is being written; "" where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOOKED_AT_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")[:-1]
+    except FileNotFoundError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -15,7 +15,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -54,10 +54,11 @@ def hold(
     """
     races = entries.races(overrides, several)
     rounds = {name: entries.rounds(own) for name, own in races.items()}
-    entered = {
-        name: {seed: entries.entered(one) for seed, one in entries.repeated(own).items()} for name, own in races.items()
-    }
-    folder = _folder(overrides, out)
+    with _folder(overrides, out) as folder:  # composing many entries takes a while
+        entered = {
+            name: {seed: entries.entered(one) for seed, one in entries.repeated(own).items()}
+            for name, own in races.items()
+        }
     held: list[tuple[int, Result]] = []
     for name, of_seeds in entered.items():
         own: list[Result] = []
@@ -87,7 +88,9 @@ def _hold(entered: Sequence[Entry], folder: Path, rounds: int | None, console: C
                 race.run()
         except KeyboardInterrupt:
             interrupted = True
-        found = result.of(entered, folder, time.monotonic() - race.began_s)
+        ended_s = time.monotonic()
+        start_s = (race.rounds_began_s or ended_s) - race.began_s
+        found = result.of(entered, folder, ended_s - race.began_s, start_s)
         found.show(console)
         if race.errors:
             raise race.errors[0]
@@ -96,20 +99,27 @@ def _hold(entered: Sequence[Entry], folder: Path, rounds: int | None, console: C
     return 0 if len(found.finished) > 1 else 1, found
 
 
-def _folder(overrides: Sequence[str], out: Path | None) -> Path:
-    """The race's folder, out=DIR, `out`, that of a sweep's file or runs/race-DATE, made. Raises CannotRun for one that
-    holds a race already."""
+@contextlib.contextmanager
+def _folder(overrides: Sequence[str], out: Path | None) -> Iterator[Path]:
+    """The race's folder, out=DIR, `out`, that of a sweep's file or runs/race-DATE, made; one that was not there is none
+    again where the race is refused within the context. Raises CannotRun for one that holds a race already."""
     name = datetime.now().strftime("race-%Y-%m-%d_%H-%M-%S")
     own = local.folder_of(overrides) if entries.value_of(overrides, "+sweeps") else Path("runs") / name
     folder = Path(entries.value_of(overrides, "out") or out or own)
     if out:  # the caller may be in another working directory when it reads the records
         folder = folder.absolute()
+    there = folder.exists()
     local.make(folder)
     if any(folder.iterdir()):
         fix: Fix = {"out": f"{folder}-2"}
         problem = Problem("out", str(folder), "holds something already, a race is always a new one", (fix,))
         raise CannotRun([problem], entries.RACE)
-    return folder
+    try:
+        yield folder
+    except BaseException:
+        if not there:
+            folder.rmdir()
+        raise
 
 
 class Race:
@@ -123,6 +133,7 @@ class Race:
         self.ended_by: int = signal.SIGTERM
         self.errors: list[Exception] = []
         self.began_s = time.monotonic()
+        self.rounds_began_s: float | None = None
 
     def run(self) -> None:
         """All of it. A Ctrl-C ends the entries as the end of the race does, if each has had a turn."""
@@ -140,7 +151,8 @@ class Race:
                 self._end(giver)
 
     def _start(self, one: Entry, giver: TurnGiver) -> None:
-        """Start an entry, and wait until it has warmed up, or has ended."""
+        """Start an entry, and wait until it has warmed up, or has ended, as it does where it makes no progress."""
+        self.display.starts(one, self.folder / one.row.point.id / run_point.CONSOLE)
         follow = threading.Thread(target=self._follow, args=(one, giver), name=f"entry {one.name}", daemon=True)
         self.threads[one.name] = follow
         follow.start()
@@ -158,7 +170,7 @@ class Race:
 
         place, environment = self.folder / one.row.point.id, giver.environment(one.name)
         try:
-            run_point.run_point(one.row, place, one.config, stop_if_asked, environment=environment)
+            run_point.run_point(one.row, place, one.config, stop_if_asked, environment=environment, among="race")
         except KeyboardInterrupt:
             pass
         except Exception as error:
@@ -166,13 +178,14 @@ class Race:
             self.errors.append(error)
 
     def _go_round(self, giver: TurnGiver) -> None:
-        """Round after round, at least one, until it is decided, or the minutes since the beginning are over."""
+        """Round after round, at least one, until it is decided, or the minutes since the first one began are over."""
         if not self.racing or self.racing[0].config is None:
             return
         limit_s = 60.0 * self.racing[0].config.race.minutes
-        number = 0
+        number, began_s = 0, time.monotonic()
+        self.rounds_began_s = began_s
         while (alive := self._alive(giver)) and number < (self.rounds or entries.MOST_ROUNDS):
-            late = number > 0 and time.monotonic() - self.began_s > limit_s
+            late = number > 0 and time.monotonic() - began_s > limit_s
             if not self.rounds and (late or self._is_decided(alive)):
                 break
             try:

@@ -28,11 +28,12 @@ REASON_LINES = 8
 @dataclass(frozen=True)
 class Result:
     """`ratios` and `places` are those of the entries that have finished all rounds; ratios are to the first of these,
-    the reference."""
+    the reference. It took `took_s` seconds, of which the first `start_s` were the start of all entries."""
 
     entered: Sequence[Entry]
     folder: Path
     took_s: float
+    start_s: float
     finished: list[Entry]
     ratios: dict[str, Ratio]
     places: dict[str, Place]
@@ -80,6 +81,7 @@ class Result:
             "reference": self.reference.name if self.reference else None,
             "rounds": max((len(one.rounds_s) for one in self.entered), default=0),
             "seconds": self.took_s,
+            "start_seconds": self.start_s,
             "kendalls_tau": self.tau,
             "predicted_best": dict(zip(("name", "over_best"), self.regret, strict=True)) if self.regret else None,
         }
@@ -98,13 +100,13 @@ class Result:
         }
 
 
-def of(entered: Sequence[Entry], folder: Path, took_s: float) -> Result:
-    """The result of a race that has ended; `took_s` are its seconds."""
+def of(entered: Sequence[Entry], folder: Path, took_s: float, start_s: float) -> Result:
+    """The result of a race that has ended; `took_s` are its seconds, `start_s` those before the first round."""
     most = max((len(one.rounds_s) for one in entered), default=0)
     finished = [one for one in entered if most and len(one.rounds_s) == most and _is_ok(one)]
     rounds_s = {one.name: one.rounds_s for one in finished}
     ratios = {name: verdict.ratio(own, finished[0].rounds_s) for name, own in rounds_s.items()}
-    return Result(entered, folder, took_s, finished, ratios, verdict.places(rounds_s))
+    return Result(entered, folder, took_s, start_s, finished, ratios, verdict.places(rounds_s))
 
 
 def _is_ok(one: Entry) -> bool:
@@ -176,4 +178,5 @@ def _lines(result: Result, left_out: Sequence[str]) -> Iterator[str]:
         if one.row.record is not None and one.row.record.status != "ok":
             reason = one.row.record.reason.strip().splitlines()[:REASON_LINES]
             yield "\n  ".join([f"{one.name} {one.row.record.status}", *reason])
-    yield f"{rounds} rounds of {len(result.finished)} entries in {result.took_s:.0f} s ({result.folder})"
+    took = f"{result.took_s:.0f} s, {result.start_s:.0f} s of them to start"
+    yield f"{rounds} rounds of {len(result.finished)} entries in {took} ({result.folder})"

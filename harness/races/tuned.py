@@ -25,6 +25,7 @@ from harness.races.result import Result
 from harness.run import runner
 from harness.sweep import engines, local, run_point
 from harness.sweep.points import Point, value_of
+from harness.sweep.row import Row
 from harness.sweep.table import console_of_sweep
 
 
@@ -35,15 +36,27 @@ def main(overrides: Sequence[str]) -> int:
         folder, verify = local.folder_of(overrides), _verified([*local.rows_of(overrides)[0].point.overrides])
         rows = local.rows_of([text for text in overrides if bare_key(text) != "tune.verify"])
         code = local.run_to_end(rows, folder)
-        records = [row.record for row in rows if row.record]
+        records, lacking = [row.record for row in rows if row.record], [*_lacking(rows)]
     else:
         config = compose(overrides)
         verify, folder = config.tune.verify, Path(config.out or "runs/tuned")
-        records = [runner.run(config, overrides)]
+        records, lacking = [runner.run(config, overrides)], []
         code = EXIT_CODES[records[0].status]
-    if verify and code == 0:
-        return verified(_best(records, verify), folder, overrides, _say)
-    return code
+    best = _best(records, verify)
+    if not verify or not best or code == EXIT_CODES["preempted"]:
+        return code
+    for line in lacking:
+        _say(line)
+    return verified(best, folder, overrides, _say) or code
+
+
+def _lacking(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each engine whose search has found nothing to verify, with the reason."""
+    for row in rows:
+        record = row.record
+        if record is not None and not record.metrics.get("tuned"):
+            reason = record.problems[0].statement if record.problems else record.reason.partition("\n")[0]
+            yield f"not verified: {value_of(row.point.overrides, 'engine')} is {record.status}: {reason}"
 
 
 def _say(line: str) -> None:

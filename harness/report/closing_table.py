@@ -14,7 +14,7 @@ from rich.text import Text
 from harness.core.record import RunRecord
 from harness.core.run_files import RECORD, TIMELINE
 from harness.core.units import UNKNOWN, UPPER_BOUND, flops, number, percent, rate, ratio, seconds, size
-from harness.report import run_notes
+from harness.report import run_notes, searched_order
 from harness.report.console import plain
 
 LOG_WIDTH = 160
@@ -143,22 +143,29 @@ def basis_lines(record: RunRecord) -> list[str]:
     """Returns the basis of simulated numbers, a line each: layer times with a warning, cluster, jitter, the planner."""
     basis = _basis(record)
     measured = {key for key in record.metrics if key != "period_s"}  # the planner's period is listed in addition
-    planned = [_figure(key, value) for key, value in record.predicted.items() if key not in measured]
+    planned = [_figure(key, value) for key, value in record.predicted.items() if key not in {*measured, "search_gap"}]
     lines = {
         "layer times": basis.get("layer_times"),
         "profile": basis.get("profile"),
         "note": basis.get("note"),
         "cluster": basis and f"{basis['cluster']['name']}, {basis['values']} values{_changed(record)}",
         "jitter": basis.get("jitter") and f"{basis['jitter']:g}, seed {basis['seed']}",
+        "schedule": _searched(record),
         "planner": ", ".join(filter(None, planned)),
     }
     return [f"{what:<12} {text}" for what, text in lines.items() if text]
 
 
 def _profile_line(record: RunRecord) -> list[str]:
-    """Returns the source of the profile on which the prediction is based."""
-    profile = _basis(record).get("profile")
-    return [f"profile  {profile}"] if profile else []
+    """Returns the schedule that was searched, if one was, and the source of the profile on which the prediction is
+    based."""
+    lines = {"schedule": _searched(record), "profile": _basis(record).get("profile")}
+    return [f"{what:<8} {text}" for what, text in lines.items() if text]
+
+
+def _searched(record: RunRecord) -> str:
+    stages = (record.plan or {}).get("stages", ())
+    return searched_order.line(record.predicted, [stage["device"] for stage in stages])
 
 
 def _basis(record: RunRecord) -> dict[str, Any]:

@@ -36,8 +36,11 @@ OWN = ("engine", "planner", "mesh", "cluster", "launch", "tracker", "out")
 
 
 def mesh(record: RunRecord) -> Mesh | None:
-    """The mesh of the plan; None where there is no plan."""
-    return Mesh(**record.plan["mesh"]) if record.plan and record.plan.get("mesh") else None
+    """The mesh of the devices that the plan uses (`Plan.used`); None where there is no plan."""
+    if not record.plan or not record.plan.get("mesh"):
+        return None
+    used = {stage["device"] for stage in record.plan.get("stages", ())}
+    return Mesh(**record.plan["mesh"] | ({"pipeline": len(used)} if used else {}))
 
 
 def micro_batch_size(record: RunRecord) -> int | None:

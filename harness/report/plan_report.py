@@ -14,6 +14,7 @@ from harness.core.memory_model import DTYPE_BYTES
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.units import UNKNOWN, seconds, size
+from harness.report import searched_order
 from harness.report.pattern_text import pattern_text
 from harness.report.strategy_table import comparison_table, strategy_table
 from harness.simulator import layer_times
@@ -54,7 +55,8 @@ def prediction(draft: Draft, profile: str, done: Mapping[str, float | None] | No
     bound = f" ({units.UPPER_BOUND})" if layer_times.are_bounds(draft.profile, draft.cluster) else ""
     summary = f"predicted: {units.seconds(step_s)} a step of {draft.samples} samples, {', '.join(speeds)}{bound}"
     times = f"layer times {draft.profile.source}" if layer_times.has_times(draft.profile) else "layers take no time"
-    return f"{summary}\n  {times}; profile {profile}"
+    searched = searched_order.line(draft.plan.predicted, [stage.device for stage in draft.plan.stages])
+    return f"{summary}\n  {times}; profile {profile}" + (f"\n  schedule: {searched}" if searched else "")
 
 
 def _of_devices(done: Mapping[str, float | None]) -> Iterator[str]:

@@ -41,7 +41,10 @@ def unit_time(schedule: Schedule) -> Trace:
 
 def read(name: str) -> Schedule:
     """Return the schedule of a file. Raises ProblemError with all that is wrong with it."""
-    actions = action_file.read(name)
+    try:
+        actions = action_file.read(name)
+    except action_file.Unread as error:
+        raise ProblemError(*error.problems, *action_check.of_read_cells(error.actions, name)) from None
     if found := action_check.problems(actions, name):
         raise ProblemError(*found)
     boundaries = [0] * (len(actions.placement) - 1)

@@ -10,7 +10,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self, cast
 
@@ -64,6 +64,7 @@ class BaseSession(ABC):
         self.bytes_sent: Counter[str] = Counter()
         self.recording = Recording()
         self.spans: list[Span] = []
+        self.module_names: Mapping[str, str] = {}
         self.facts: dict[str, Any] = {}  # for the record's manifest, of what the parent does not see
         self._recorded: list[Callable[[], None]] = []
         self.now_doing("")
@@ -78,7 +79,7 @@ class BaseSession(ABC):
     def take_layers(self, layers: nn.Sequential) -> None:
         """Remember what the weights are called in the module that the layers are of, if that has other names. Raise
         ProblemError for layers that are others than those of the plan."""
-        self.module_names: dict[str, str] = getattr(layers, "module_names", {})
+        self.module_names = getattr(layers, "module_names", {})
         planned, found = self.plan.stages[-1].last + 1, len(named_layers(layers))
         if planned != found:
             message = f"has {found} layers, and the profile that was planned with has {planned}: sources have changed "

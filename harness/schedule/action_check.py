@@ -41,8 +41,19 @@ def problems(
         *shortened(_elsewhere(actions, name)),
         *shortened(_missing(actions, name)),
         *shortened(_unpaired_messages(actions, name)),
+        *shortened(_own_order(actions, name)),
     ]
     return found or [*_deadlock(actions, name, blocking)]
+
+
+def of_read_cells(actions: Actions, name: str, ranks: int | None = None) -> list[Problem]:
+    """Check what cells say of which others are no actions (`action_file.Unread`): all that does not ask for more."""
+    return [
+        *other_size(actions, name, ranks, None),
+        *shortened(_twice(actions, name)),
+        *shortened(_elsewhere(actions, name)),
+        *shortened(_own_order(actions, name)),
+    ]
 
 
 def problem(name: str, message: str, hint: str) -> Problem:
@@ -92,10 +103,10 @@ def _elsewhere(actions: Actions, name: str) -> Iterator[Problem]:
 
 def _missing(actions: Actions, name: str) -> Iterator[Problem]:
     """Yield stages without passes, passes that are missing, and two backward passes of the same micro-batch."""
-    kinds: dict[Pass, set[str]] = defaultdict(set)
-    for action, _ in actions.placed():
+    kinds: dict[Pass, dict[str, Place]] = defaultdict(dict)
+    for action, place in actions.placed():
         if action.kind in PASSES:
-            kinds[action.stage, action.micro_batch].add(action.kind)
+            kinds[action.stage, action.micro_batch].setdefault(action.kind, place)
     named = {action.stage: (action, place) for action, place in actions.placed()}
     present = {stage for stage, _ in kinds}
     micro_batches = actions.micro_batches
@@ -105,9 +116,11 @@ def _missing(actions: Actions, name: str) -> Iterator[Problem]:
             yield problem(name, f"has no pass of stage {stage}, but {other} ({place})", "stages from 0 on")
             continue
         for i in range(micro_batches):
-            message = _fault(f"{stage}{{}}{i}", kinds.get((stage, i), set()))
+            there = kinds.get((stage, i), {})
+            message = _fault(f"{stage}{{}}{i}", {*there})
             if message:
-                yield problem(name, message, "F and B, or F, I and W, of each stage and micro-batch")
+                where = next(map(str, there.values()), f"row {named[stage][1].row}")
+                yield problem(name, f"{where}: {message}", "F and B, or F, I and W, of each stage and micro-batch")
 
 
 def _fault(named: str, kinds: set[str]) -> str | None:
@@ -168,11 +181,7 @@ def _needed(action: Action, row_of: dict[int, int]) -> Iterator[Action]:
 
 
 def _deadlock(actions: Actions, name: str, blocking: bool) -> Iterator[Problem]:
-    """Yield passes of a rank in an order that cannot be, else a cycle of actions that wait for each other."""
-    wrong = shortened(_own_order(actions, name))
-    yield from wrong
-    if wrong:
-        return
+    """Yield a cycle of actions that wait for each other, of ranks whose own order is right."""
     ops, places = _with_messages(actions, blocking)
     rows = tuple(QueueOps(rank, "compute", tuple(row)) for rank, row in enumerate(ops))
     found = validate.cycle(Schedule(rows, actions.placement, rendezvous=blocking))
@@ -185,7 +194,10 @@ def _deadlock(actions: Actions, name: str, blocking: bool) -> Iterator[Problem]:
 
 def _own_order(actions: Actions, name: str) -> Iterator[Problem]:
     """Yield actions that stand before what they need in the same row."""
-    places = {action: place for action, place in actions.placed() if action.micro_batch is not None}
+    places: dict[Action, Place] = {}
+    for action, place in actions.placed():
+        if action.micro_batch is not None:
+            places.setdefault(action, place)
     for action, place in places.items():
         stage, i = action.stage, action.micro_batch
         earlier = {

@@ -134,6 +134,14 @@ class Actions:
         return Actions(tuple(kept))
 
 
+class Unread(ProblemError):
+    """Cells that are no action; `actions` are those of the others, with empty cells in the place of these."""
+
+    def __init__(self, actions: Actions, problems: Sequence[Problem]) -> None:
+        super().__init__(*problems)
+        self.actions = actions
+
+
 def parts(cell: Cell) -> tuple[Action, ...]:
     """Return the actions of a cell."""
     if cell is None:
@@ -185,7 +193,8 @@ def _unreadable(path: str | Path, error: OSError | ValueError) -> ProblemError:
 
 
 def parse(content: str, name: str) -> Actions:
-    """Return the actions of a file's text; `name` says whether it is JSON. Raises ProblemError as `read`."""
+    """Return the actions of a file's text; `name` says whether it is JSON. Raises ProblemError as `read`, Unread for
+    cells that are no action."""
     table = _of_json(content, name) if name.lower().endswith(".json") else _of_csv(content, name)
     while table and not any(cell.strip() for cell in table[-1]):
         table.pop()
@@ -195,17 +204,19 @@ def parse(content: str, name: str) -> Actions:
     problems: list[Problem] = []
     rows = []
     for row, texts in enumerate(table, 1):
-        cells = []
+        cells: list[Cell] = []
         for column, text in enumerate(texts, 1):
             try:
                 cells.append(cell_of(text))
             except ValueError as error:
                 hint = "a comma between two actions" if _several(text) else "an action such as 2F0, 2B0"
                 problems.append(Problem(KEY, name, f"{Place(row, column)}: {error}", hint=hint))
+                cells.append(None)
         rows.append(tuple(cells))
+    actions = Actions(tuple(rows))
     if problems:
-        raise ProblemError(*shortened(problems))
-    return Actions(tuple(rows))
+        raise Unread(actions, shortened(problems))
+    return actions
 
 
 def shortened(problems: Iterable[Problem]) -> list[Problem]:

@@ -21,6 +21,8 @@ def refused(
     """Return what keeps a file from any run, or from one with these numbers of devices, micro-batches and layers."""
     try:
         actions, faults = action_file.read(name), _faults(name, action_file.state_of(name))
+    except action_file.Unread as error:
+        return [*error.problems, *action_check.of_read_cells(error.actions, name, pipeline)]
     except ProblemError as error:
         return list(error.problems)
     found = [*action_check.other_size(actions, name, pipeline, micro_batches), *faults]

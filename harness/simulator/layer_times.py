@@ -285,7 +285,7 @@ def _peak(profile: ModelProfile, device: Device) -> float:
 def _numbers(profile: ModelProfile, device: Device) -> str:
     dtype = _format(profile)
     wave = device.wave_of(dtype)
-    waves = f", waves of {wave} elements" if wave else ""
+    waves = f", of a matmul's output {wave} elements at once" if wave else ""
     return (
         f"{_peak(profile, device) / 1e12:g} TFLOP/s {dtype}, {device.memory_bandwidth / 1e9:g} GB/s, "
         f"{device.kernel_s * 1e6:g} us a kernel, efficiency {_efficiency(device, dtype)}{waves}"

@@ -28,10 +28,9 @@ from harness.launch.supervisor import WorkerFailed
 from harness.planning.tune import extrapolate
 from harness.planning.tune.candidate_search import Block, Tuner
 from harness.planning.tune.candidate_table import UNTRAINED, UNTRAINED_LEGEND
-from harness.planning.tune.candidates import Candidate
 from harness.planning.tune.outcome import is_simulated_only
 from harness.planning.tune.result import Line
-from harness.report.columns import MESH_LEGEND, Column, drawn
+from harness.report.columns import MESH_LEGEND, Column, drawn, mesh_text
 from harness.report.progress import Progress
 from harness.sweep import engines
 from harness.sweep.table import console_of_sweep
@@ -180,20 +179,16 @@ def _cell(tuner: Tuner, line: Line) -> Cell | Problem:
     one, there = line.candidate, line.memory_limit_bytes or 0
     if found := tuner.against(one):
         return found[0]
-    mesh, untrained = _mesh(one), is_simulated_only(tuner.scheme_of(one), one)
+    untrained = is_simulated_only(tuner.scheme_of(one), one)
     try:
         layout = tuner.layout(one)
         draft = extrapolate.simulated(tuner.config_of(one), tuner.scheme_of(one).engine, layout)
     except NoPlan as error:
-        least = Cell(line.closed_form_memory_bytes or 0, there, mesh, untrained, exact=False)
+        least = Cell(line.closed_form_memory_bytes or 0, there, mesh_text(one.mesh), untrained, exact=False)
         return least if line.full else error.unsolved
     except CannotRun as error:
         return error.problems[0]
-    return Cell(max(draft.plan.predicted["peak_memory_bytes"]), there, mesh, untrained)
-
-
-def _mesh(one: Candidate) -> str:
-    return f"{one.mesh.pipeline}x{one.mesh.data}x{one.mesh.tensor}"
+    return Cell(max(draft.plan.predicted["peak_memory_bytes"]), there, mesh_text(draft.plan.used), untrained)
 
 
 def _drawn(found: dict[str, Cells], console: Console) -> Iterator[str]:

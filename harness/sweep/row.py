@@ -100,7 +100,7 @@ class Row:
 
     @property
     def mesh(self) -> Mesh | None:
-        """The mesh of the plan."""
+        """The mesh of the devices that the plan uses."""
         return comparison.mesh(self.record) if self.record else None
 
     @property
@@ -126,8 +126,8 @@ class Row:
         if self.record is None:
             return UNKNOWN
         group, _, name = key.lstrip("+").partition(".")
-        if group == "mesh" and self.mesh:
-            return str(getattr(self.mesh, name))
+        if group == "mesh" and self.record.plan and self.record.plan.get("mesh"):
+            return str(self.record.plan["mesh"][name])
         if key == "batch.micro_batches" and self.record.plan:
             return str(self.record.plan["micro_batches"])
         value: Any = self.record.config

@@ -92,6 +92,7 @@ def run_point(
     environment: Mapping[str, str] = {},
     watch: Callable[[str], None] | None = None,
     server: str = "",
+    among: str = "sweep",
 ) -> None:
     """Fill in the row's record: from `folder` where the point is done already, by running it otherwise.
 
@@ -107,7 +108,7 @@ def run_point(
         row.began_s = time.monotonic()
         if not done_before(row, folder):
             waiting()
-            _run(row, folder, config, waiting, here, lock, environment, watch, server)
+            _run(row, folder, config, waiting, here, lock, environment, watch, server, among)
 
 
 def _run(
@@ -120,6 +121,7 @@ def _run(
     environment: Mapping[str, str],
     watch: Callable[[str], None] | None,
     server: str,
+    among: str,
 ) -> None:
     run_folder.clear_refused(folder)
     earlier = stored(folder)
@@ -138,7 +140,7 @@ def _run(
             code = _execute(overrides, folder / CONSOLE, waiting, lock, environment, config.launch.grace_s, server)
             why = _why(code, folder)
     except KeyboardInterrupt:
-        row.record = _ended(earlier, row.point, folder, "preempted", "ended with its sweep")
+        row.record = _ended(earlier, row.point, folder, "preempted", f"ended with its {among}")
         raise
     row.record = _ended(earlier, row.point, folder, "error", why)
 

@@ -87,12 +87,12 @@ def _over_single(rows: Sequence[Row]) -> list[str]:
 
 
 def _sizes(rows: Sequence[Row]) -> Iterator[Column]:
-    """The mesh where it is more than one device, else the number of devices; both where these are not the same."""
-    meshes, several = [row.mesh for row in rows], several_devices(rows)
+    """The mesh where it is more than one device, else the number of devices."""
+    several = several_devices(rows)
     if several:
-        yield Column(MESH, [mesh_text(mesh) for mesh in meshes], rank=4, figure=True)
+        yield Column(MESH, [mesh_text(row.mesh) for row in rows], rank=4, figure=True)
     yield Column("micro-\nbatch", [str(row.micro_batch_size or UNKNOWN) for row in rows], rank=5, figure=True)
-    if not several or any(mesh and row.devices != mesh.size for row, mesh in zip(rows, meshes, strict=True)):
+    if not several:
         yield Column("devices", [str(row.devices or UNKNOWN) for row in rows], rank=9, figure=True)
 
 

@@ -90,8 +90,7 @@ class Checkpoints:
 
     def load(self, session: Session) -> Metered:
         """Before the first step: bring the session to where it resumes; returns the memory as it was metered before."""
-        plan = getattr(session, "plan", None)
-        self._passes = PassState(session.pass_modules, plan is not None and plan.mesh.data > 1)
+        self._passes = PassState(session.pass_modules, session.plan.mesh.data > 1)
         if not self.start:
             return Metered()
         path = checkpoint_files.place(self.run_dir, self.start)
@@ -176,14 +175,14 @@ class Checkpoints:
 
 def _by_module(state: dict[str, Any], session: Session) -> dict[str, Any]:
     """A session's state with the weights under the names that they have in the user's module."""
-    names: dict[str, str] = getattr(session, "module_names", {})
+    names = session.module_names
     model = state.get("model", {})
     return {**state, "model": {names.get(name, name): value for name, value in model.items()}} if names else state
 
 
 def _by_layer(state: dict[str, Any], session: Session) -> dict[str, Any]:
     """The inverse; files of earlier versions have the names of the layers already."""
-    names: dict[str, str] = getattr(session, "module_names", {})
+    names = session.module_names
     model = state.get("model", {})
     found = {name: model[own if own in model else name] for name, own in names.items() if {own, name} & model.keys()}
     return {**state, "model": found} if names else state

@@ -157,7 +157,7 @@ def test_what_cannot_be_compared(
     places = {"a": run(tmp_path / "a", [1.0], "seed=1"), "b": run(tmp_path / "b", [1.0]), "two": tmp_path / "two"}
     places["bare"] = run(tmp_path / "bare", [1.0])
     bare = RunRecord.load(places["bare"] / RECORD)
-    replace(bare, metrics=bare.metrics | {"loss": None}).save(places["bare"] / RECORD)
+    replace(bare, source="simulated", metrics=bare.metrics | {"loss": None}).save(places["bare"] / RECORD)
     for seed in (4, 5):
         run(tmp_path / "two" / str(seed), [1.0], f"seed={seed}")
     assert compare.main([text.format(**places) for text in arguments]) == 2
@@ -218,3 +218,17 @@ def test_a_limit_that_is_no_number_is_refused(tmp_path: Path) -> None:
 def test_nothing_over_nothing_is_no_regression() -> None:
     zero = Difference("loss", 0.0, 0.0)
     assert zero.verdict() == "the same" and not zero.is_regression(0)
+
+
+def test_a_loss_that_is_no_number_any_more_is_a_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Records have null there, which is no figure to compare: it is said, and fails what was a number before."""
+    one, other = run(tmp_path / "a", [1.0] * 9), run(tmp_path / "b", [1.0] * 9)
+    record = RunRecord.load(other / RECORD)
+    replace(record, metrics=record.metrics | {"loss": None}).save(other / RECORD)
+    assert compare.main([str(one), str(other)]) == 1
+    assert f"loss is no number in {other}: a and b" in capsys.readouterr().out
+    assert compare.main([str(other), str(one), "--figures", "loss"]) == 0
+    assert f"loss is no number in {other}" in capsys.readouterr().out
+    assert compare.main([str(one), str(other), "--figures", "memory"]) == 0
+    assert "no number" not in capsys.readouterr().out
+    assert compare.main([str(other), str(other)]) == 0

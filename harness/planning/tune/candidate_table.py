@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.core.plan import Mesh
 from harness.core.problem import bare_key
 from harness.core.units import AT_MOST, UNKNOWN, UPPER_BOUND, percent, rate, seconds, size
 from harness.planning.tune.result import Best, Counts, Reason, Tuned
-from harness.report.columns import MESH_LEGEND, Column
+from harness.report.columns import MESH_LEGEND, Column, mesh_text
 
 NEARLY_FULL = 0.9
 """The share of a device's memory above which a predicted peak is marked."""
@@ -17,6 +18,12 @@ MARK = "!"
 UNTRAINED = "†"
 """Follows a scheme that is simulated only."""
 UNTRAINED_LEGEND = f"{UNTRAINED} simulated only: this engine does not train with tensor shards"
+SAMPLES_ONLY = "‡"
+"""Follows a mesh with a tensor parallel size whose plan splits no weight."""
+SAMPLES_ONLY_LEGEND = (
+    f"{SAMPLES_ONLY} the plan of these tensor parallel devices splits samples only, no weight: a step is that of as "
+    "many replicas (mesh.data)"
+)
 NEAR = 1.05
 """A step time within this factor of the least one may be the least: predictions err by more."""
 TRAINED = "{}, trained on such a cluster (docs/howto/several_nodes.md):"
@@ -26,7 +33,7 @@ def columns(rows: Sequence[Best]) -> list[Column]:
     """A row for each, in the order given; all figures are simulated."""
     found = [
         Column("scheme", [f"{one.scheme} {UNTRAINED}" if one.simulated_only else one.scheme for one in rows]),
-        Column("mesh", [f"{one.pipeline}x{one.data}x{one.tensor}" for one in rows], figure=True),
+        Column("mesh", _meshes(rows), figure=True),
         Column("micro-\nbatch", [str(one.micro_batch) for one in rows], figure=True),
         Column("recom-\nputation", [one.recomputation for one in rows], 3),
         Column("stages\nby", [_stages_by(one) for one in rows], 1),
@@ -61,6 +68,8 @@ def legend(rows: Sequence[Best]) -> Iterator[str]:
         yield f"{AT_MOST} {UPPER_BOUND}"
     if any(one.simulated_only for one in rows):
         yield UNTRAINED_LEGEND
+    if any(one.splits_samples for one in rows):
+        yield SAMPLES_ONLY_LEGEND
     if any(map(_is_nearly_full, rows)):
         yield (
             f"{MARK} above {percent(NEARLY_FULL)} of a device's memory: leave 10 to 20 % for an allocator "
@@ -117,6 +126,14 @@ def _place(found: Tuned) -> int:
     """Rank, by analytic estimate, of the best candidate among those that were simulated and fit."""
     quicker = (line.closed_form_step_time_s or 0.0 for line in found.simulated)
     return 1 + sum(one < (found.best.closed_form_step_time_s or 0.0) for one in quicker)
+
+
+def _meshes(rows: Sequence[Best]) -> list[str]:
+    """1x1x8 ‡; where one has a mark, the others have room for it."""
+    marked = any(one.splits_samples for one in rows)
+    meshes = (mesh_text(Mesh(one.data, one.pipeline, one.tensor)) for one in rows)
+    marks = (f" {SAMPLES_ONLY}" if one.splits_samples else "  " * marked for one in rows)
+    return [mesh + mark for mesh, mark in zip(meshes, marks, strict=True)]
 
 
 def _stages_by(one: Best) -> str:

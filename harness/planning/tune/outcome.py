@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from harness.checks import request
+from harness.checks import plan_fits, request
 from harness.planning import work
 from harness.planning.draft import Draft
 from harness.planning.tune import impossible, tried_fixes
@@ -33,6 +33,7 @@ def of(tuner: Tuner) -> Tuned:
     engine = scheme.engine
     notes = [
         *request.notes(scheme.config, engine.capabilities),
+        *plan_fits.idle(layout.plan),
         *engine.notes(layout.plan, ground.profile, layout.cluster, layout.memory),
     ]
     lines = tuple(tuner.lines.values())
@@ -61,7 +62,7 @@ def row(tuner: Tuner, line: Line, draft: Draft) -> Best:
     done = work.simulated(scheme.config, draft, step_s)
     return Best(
         scheme.kind,
-        one.mesh.pipeline,
+        draft.plan.used.pipeline,
         one.mesh.data,
         one.mesh.tensor,
         one.micro_batch,
@@ -76,6 +77,7 @@ def row(tuner: Tuner, line: Line, draft: Draft) -> Best:
         tuple(one.overrides(scheme.config, tuner.overrides, scheme.engine.capabilities)),
         layer_times.are_bounds(ground.profile, draft.cluster),
         is_simulated_only(scheme, one),
+        draft.plan.splits_samples_only,
     )
 
 

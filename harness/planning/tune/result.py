@@ -133,7 +133,8 @@ class Best:
 
     `step_time_s` in seconds, memory in bytes, that of the fullest device; `tokens_per_s_per_device` is None where
     samples are no tokens, `percent_of_peak` (MFU) where no peak is known. `upper_bound`: the device is not calibrated.
-    `simulated_only`: the engine is simulated on such a mesh, and does not train on it.
+    `simulated_only`: the engine is simulated on such a mesh, and does not train on it. `splits_samples`: its tensor
+    parallel devices split samples only (`Plan.splits_samples_only`).
     """
 
     scheme: str
@@ -152,6 +153,7 @@ class Best:
     overrides: tuple[str, ...]
     upper_bound: bool = False
     simulated_only: bool = False
+    splits_samples: bool = False
 
     @property
     def command(self) -> str:

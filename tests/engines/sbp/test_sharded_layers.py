@@ -175,6 +175,30 @@ def test_masks_are_those_of_the_whole_tensor(
         assert torch.equal(mine, block(whole, layout, MESH, rank))
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("make", [nn.Dropout, nn.Dropout2d])
+def test_masks_of_torchs_modules_are_those_of_the_whole_tensor(make: type[nn.Module], turned: bool) -> None:
+    """As torch's generator draws them, also for a tensor whose dimensions stand in another order in memory."""
+    layout, source = Layout().split(rows=(0,), columns=(1,)), make(0.5)
+
+    def ordered(x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last) if turned else x.contiguous()
+
+    x = ordered(drawn(0, 4, 8, 3, 5))
+
+    def run(by: BlockCollectives) -> Tensor:
+        torch.manual_seed(5)
+        found: Tensor = BlockDropout(source, layout, by, None)(ordered(block(x, layout, MESH, by.groups.rank)))
+        return found
+
+    found = on(MESH, run)
+    torch.manual_seed(5)
+    whole = source(x)
+    assert 0 < (whole == 0).sum() < whole.numel()
+    for rank, mine in enumerate(found):
+        assert torch.equal(mine, block(whole, layout, MESH, rank))
+
+
 def test_a_mask_where_nothing_is_dropped() -> None:
     def run(by: BlockCollectives) -> bool:
         x, layout = torch.ones(2, 2), Layout(Dim(), Dim((0,), frozenset((0,))))

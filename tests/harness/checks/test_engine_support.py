@@ -13,6 +13,7 @@ from rich.console import Console
 from harness.checks import engine_support, formats, mesh, request
 from harness.cli.compose import compose
 from harness.config import registry
+from harness.config.overrides import quoted
 from harness.core.cluster import Cluster, Device, Link
 from harness.core.plan import Mesh
 from harness.core.problem import CannotRun
@@ -110,6 +111,28 @@ SPLITTING = ["planner=autoddl", "planner=megatron", "planner=data_parallel", "me
 )
 def test_shards_of_a_planner_that_splits_nothing_are_refused_by_the_keys(typed: str, found: list[Row]) -> None:
     assert problems(*typed.split()) == found
+
+
+@pytest.mark.parametrize("engine", ["pipeline", "torch_pipelining"])
+@pytest.mark.parametrize(
+    ("given", "devices", "fixes"),
+    [
+        ([], 2, []),
+        ([], 4, ["mesh.pipeline=2"]),
+        (["mesh.pipeline=3"], 4, ["mesh.pipeline=2"]),
+        ([], 1, ["mesh.pipeline=2 cluster.devices=2"]),
+        (["mesh.pipeline=2"], 4, []),
+    ],
+)
+def test_a_schedule_file_of_other_devices_is_refused_by_the_keys(
+    engine: str, given: list[str], devices: int, fixes: list[str], tmp_path: Path
+) -> None:
+    """Before a model is profiled; how many layers it has makes no difference."""
+    own = tmp_path / "own.csv"
+    own.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    typed = [f"engine={engine}", quoted("engine.schedule", str(own)), "batch.micro_batches=2", *given]
+    found = [row for row in problems(*typed, devices=devices) if row[0] == "engine.schedule"]
+    assert found == ([("engine.schedule", str(own), fixes)] if fixes else [])
 
 
 def test_a_cluster_that_is_wrong_itself_leaves_what_needs_none() -> None:

@@ -71,6 +71,15 @@ def test_layers_that_must_be_in_one_stage(name: str) -> None:
     assert not refused(can, WHOLE, of)
 
 
+def test_of_a_skip_from_frozen_layers_it_is_said_that_they_are_frozen() -> None:
+    constant, can = Given("float32", False), Capabilities(mixed=False)
+    mixed = replace(profile(1, gives=(FLOAT,)), skips=(Skip(0, 3, 8, "s", constant),))
+    frozen = replace(mixed, layers=(replace(mixed.layers[0], frozen_bytes=8), *mixed.layers[1:]))
+    ((said, _),), ((trained, _),) = refused(can, PLAN, frozen), refused(can, PLAN, mixed)
+    assert said.startswith("takes tensors of float32 and float32") and "what 'l0' gives has none" in said
+    assert "are frozen" in said and "frozen" not in trained
+
+
 @pytest.mark.parametrize(
     ("can", "of"),
     [

@@ -57,3 +57,28 @@ def test_a_device_may_own_several_stages() -> None:
 def test_gaps_overlaps_and_empty_stages_are_refused(stages: tuple[Stage, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Plan(Mesh(), stages)
+
+
+def test_the_mesh_that_is_used_leaves_out_idle_devices() -> None:
+    plan = Plan(Mesh(data=2, pipeline=4), (Stage(0, 0, 0), Stage(1, 1, 2), Stage(2, 2, 0)))
+    assert plan.used == Mesh(data=2, pipeline=2) and Plan.contiguous([1, 1]).used == Mesh(pipeline=2)
+
+
+@pytest.mark.parametrize(
+    ("strategies", "only"),
+    [
+        ([], False),
+        ([(8, 1, 1)], True),
+        ([(8, 1, 1), (4, 2, 1)], False),
+        ([(8, 1, 1), (4, 1, 2)], False),
+        ([(2, 4, 1, 1, 1, 1)], True),  # nodes, and devices of each
+        ([(2, 2, 1, 1, 1, 2)], False),
+        ([(8, 1)], True),  # SUMMA, rows x columns
+        ([(4, 2)], False),
+        ([(2, 4, 1, 1)], True),
+        ([(2, 2, 1, 2)], False),
+    ],
+)
+def test_whether_tensor_parallel_devices_split_samples_only(strategies: list[tuple[int, ...]], only: bool) -> None:
+    named = {f"matmul_{number}": one for number, one in enumerate(strategies)}
+    assert Plan(Mesh(tensor=8), (Stage(0, 0, 0),), strategy=named).splits_samples_only == only

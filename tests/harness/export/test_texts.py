@@ -137,6 +137,19 @@ def test_torchtitan_file() -> None:
     assert shards["training"]["mixed_precision_param"] == "bfloat16"
 
 
+@pytest.mark.parametrize(("model", "flavor"), [("llama3_8b", "8B"), ("llama3_70b", "70B"), ("llama", None)])
+def test_torchtitan_is_given_the_flavor_of_the_model_or_its_sizes(model: str, flavor: str | None) -> None:
+    layers = names("llama", {"8B": 32, "70B": 80, None: 8}[flavor])
+    keys = ("engine=fsdp", f"model={model}", "mesh.data=4", "batch.micro_batches=2", "cluster.memory_gb=4000")
+    one = planned(*keys, layers=layers)
+    text = torchtitan.text(one)
+    assert tomllib.loads(text)["model"] == {"name": "llama3", **({"flavor": flavor} if flavor else {})}
+    assert ("register one" in text) == (flavor is None) == ("--model.flavor" in torchtitan.note(one))
+    assert flavor or "layers=4, width=64, heads=4, kv_heads=2, hidden=176, vocabulary=256" in text
+    other = planned(*keys, "model.rope_theta=7", layers=layers)
+    assert torchtitan.flavor(other) == ""
+
+
 def constants(one: Planned) -> dict[str, Any]:
     """What the script sets before its first function."""
     found: dict[str, Any] = {}

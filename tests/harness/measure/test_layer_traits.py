@@ -15,6 +15,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.traits import Given, Traits
 from harness.measure.count_model import count
 from harness.measure.profile_model import measure
+from harness.nn.dropout import Dropout
 from tests.support.nets import Net
 
 
@@ -171,7 +172,16 @@ CASES: dict[str, tuple[Any, list[Traits]]] = {
     ),
     "random": (
         lambda: nn.Sequential(nn.Linear(4, 4), Drawing("python"), Drawing("numpy"), Drawing("torch")),
-        [Traits((FLOAT,)), Traits((FLOAT,), draws=True), Traits((FLOAT,), draws=True), Traits((FLOAT,))],
+        [
+            Traits((FLOAT,)),
+            Traits((FLOAT,), draws=True),
+            Traits((FLOAT,), draws=True),
+            Traits((FLOAT,), whole_draws=True),
+        ],
+    ),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Sequential(Dropout(), nn.AlphaDropout())),
+        [Traits((FLOAT,)), Traits((FLOAT,)), Traits((FLOAT,), whole_draws=True)],
     ),
     "many objects": (
         lambda: nn.Sequential(Lookup(9_000), nn.Sequential(Lookup(11_000))),

@@ -26,7 +26,7 @@ def entry(name: str, times_s: list[float], loss: float) -> Entry:
 
 def held(folder: Path, seed: int, gpipe_s: float) -> Result:
     both = [entry("single", [1.0] * 7, 0.5 + seed), entry("gpipe", [gpipe_s] * 7, 0.5 + seed)]
-    return result.of(both, folder / f"seed-{seed}", 1.0)
+    return result.of(both, folder / f"seed-{seed}", 1.0, 0.5)
 
 
 def test_a_race_for_each_seed() -> None:
@@ -57,6 +57,6 @@ def test_the_table_and_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_one_that_has_not_finished_in_one_race(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     second = held(tmp_path, 1, 0.4)
-    alone = result.of([second.entered[0], Entry("gpipe", second.entered[1].row)], tmp_path / "seed-1", 1.0)
+    alone = result.of([second.entered[0], Entry("gpipe", second.entered[1].row)], tmp_path / "seed-1", 1.0, 0.5)
     repeats.show([held(tmp_path, 0, 0.5), alone], tmp_path, Console(width=120))
     assert "gpipe   1 of 2" in capsys.readouterr().out

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.core.problem import CannotRun
+from harness.cli.compose import compose
+from harness.core.problem import CannotRun, Problem
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import RACE, RACE_PICTURE
 from harness.launch.signals import Preempted
@@ -59,18 +60,42 @@ def test_a_round_that_is_broken_off_does_not_count(tmp_path: Path, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         held._go_round(SimpleNamespace(seats=dict.fromkeys(("single", "gpipe"))))  # type: ignore[arg-type]
     assert [len(one.rounds_s) for one in both] == [2, 2]
-    assert [one.name for one in result.of(both, tmp_path, 1.0).finished] == ["single", "gpipe"]
+    assert [one.name for one in result.of(both, tmp_path, 1.0, 0.5).finished] == ["single", "gpipe"]
 
 
-def test_the_minutes_count_from_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where entries have taken all of them to start, there is one round."""
+@pytest.mark.parametrize(("minutes", "rounds"), [(5.0, 7), (1e-9, 1)])
+def test_the_minutes_count_from_the_first_round_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, rounds: int
+) -> None:
+    """However long entries have taken to start; when the minutes are over no further round begins."""
     both = [entry("single"), entry("gpipe")]
+    for one in both:
+        one.config = SimpleNamespace(race=SimpleNamespace(minutes=minutes))  # type: ignore[assignment]
     held = race.Race(both, tmp_path, None, Display(both, quiet()))
-    held.began_s -= 60 * CONFIG.race.minutes
+    held.began_s -= 60 * 60
     monkeypatch.setattr(race.Race, "_turn", lambda self, one, seat: one.rounds_s.append(1.0))
     monkeypatch.setattr(race.Race, "_alive", lambda self, giver: both)
     held._go_round(SimpleNamespace(seats=dict.fromkeys(("single", "gpipe"))))  # type: ignore[arg-type]
-    assert [len(one.rounds_s) for one in both] == [1, 1]
+    assert [len(one.rounds_s) for one in both] == [rounds, rounds]
+    assert held.rounds_began_s is not None and held.rounds_began_s - held.began_s > 60 * 60
+
+
+def test_a_log_says_what_an_entry_does_until_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, console = [entry("single"), entry("gpipe")], quiet()
+    monkeypatch.setattr(display, "SAY_S", 0.0)
+    shown, log = Display(both, console), tmp_path / "console"
+    shown.starts(both[1], log)
+    shown.refresh()  # it has said nothing yet
+    log.write_text("counting  mlp\nprofiling  mlp, micro-batches of 2\n")
+    shown.refresh()
+    shown.refresh()
+    shown.started(both[1], ready=True)
+    shown.refresh()
+    assert printed(console).splitlines() == [
+        "gpipe starts, entry 2 of 2",
+        "gpipe: profiling  mlp, micro-batches of 2",
+        "gpipe is ready",
+    ]
 
 
 def test_intervals_are_not_computed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +151,9 @@ def test_a_signal_is_handed_on_to_the_entries(tmp_path: Path, monkeypatch: pytes
     """Their records name it: a race that got SIGTERM had entries that were "ended by SIGINT"."""
     ended = []
 
-    def run_point(row: Row, place: Path, config: Any, waiting: Callable[[], None], environment: object) -> None:
+    def run_point(
+        row: Row, place: Path, config: Any, waiting: Callable[[], None], environment: object, among: str
+    ) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         try:
             while True:
@@ -147,7 +174,7 @@ def test_a_signal_is_handed_on_to_the_entries(tmp_path: Path, monkeypatch: pytes
 
 def test_the_first_that_has_finished_is_the_reference(tmp_path: Path) -> None:
     entered = [entry("single", status="oom"), entry("gpipe", [2.0] * 7), entry("ddp", [1.0] * 7)]
-    found, console = result.of(entered, tmp_path, 1.0), quiet()
+    found, console = result.of(entered, tmp_path, 1.0, 0.5), quiet()
     found.show(console)
     assert {name: str(one) for name, one in found.ratios.items()} == {
         "gpipe": "1.00 (1.00 to 1.00)", "ddp": "2.00 (2.00 to 2.00)",
@@ -158,7 +185,7 @@ def test_the_first_that_has_finished_is_the_reference(tmp_path: Path) -> None:
 
 def test_nobody_has_finished(tmp_path: Path) -> None:
     entered = [entry("single", status="oom"), entry("gpipe", status="error")]
-    result.of(entered, tmp_path, 1.0).show(console := quiet())
+    result.of(entered, tmp_path, 1.0, 0.5).show(console := quiet())
     assert "0 rounds of 0 entries" in printed(console) and not (tmp_path / RACE_PICTURE).exists()
 
 
@@ -178,7 +205,50 @@ def test_a_full_disk_does_not_hide_the_table(tmp_path: Path, monkeypatch: pytest
 
 def test_the_table_is_shown_also_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    found, console = result.of([entry("single", [1.0]), entry("gpipe", [1.0])], tmp_path / "file", 1.0), quiet()
+    found, console = result.of([entry("single", [1.0]), entry("gpipe", [1.0])], tmp_path / "file", 1.0, 0.5), quiet()
     with pytest.raises(OSError):
         found.show(console)
     assert "1 rounds of 2 entries" in printed(console)
+
+
+def test_the_folder_is_looked_at_before_the_entries_are_composed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A race of many points composes for a while; one that is refused leaves no folder."""
+    composed = []
+
+    def entered(overrides: object) -> list[Entry]:
+        composed.append(overrides)
+        raise CannotRun([Problem("batch.size", 7, "is odd")])
+
+    monkeypatch.setattr(entries, "races", lambda overrides, several: {"a": [], "b": []})
+    monkeypatch.setattr(entries, "entered", entered)
+    (tmp_path / "race").mkdir()
+    (tmp_path / "race" / "file").touch()
+    with pytest.raises(CannotRun, match="holds something already"):
+        race.main([f"out={tmp_path / 'race'}"], several=True)
+    assert not composed
+    for name, left in (("new", False), ("empty", True)):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(CannotRun, match="is odd"):
+            race.main([f"out={tmp_path / name}"], several=True)
+        assert (tmp_path / name).exists() == left
+    assert len(composed) == 2
+
+
+def test_an_entry_that_is_stopped_ends_with_its_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process ends without a record: the reason is that of a race, not of a sweep."""
+
+    def execute(overrides: object, console: object, waiting: Callable[[], None], *rest: object) -> int:
+        held.stopped = {"single"}
+        waiting()
+        return 0
+
+    one = entry("single")
+    one.row.record, one.config = None, compose(["engine=single", "model=mlp"])
+    held = race.Race([one], tmp_path, None, Display([one], quiet()))
+    monkeypatch.setattr(race.run_point, "_execute", execute)
+    held._follow(one, SimpleNamespace(environment=lambda name: {}))  # type: ignore[arg-type]
+    assert one.row.record is not None
+    found: RunRecord = one.row.record
+    assert (found.status, found.reason) == ("preempted", "ended with its race")

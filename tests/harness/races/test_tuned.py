@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.problem import CannotRun
-from harness.core.record import RunRecord
+from harness.core.problem import CannotRun, Problem
+from harness.core.record import EXIT_CODES, RunRecord
 from harness.planning.tune import candidate_table
 from harness.planning.tune.result import Best, of_a_run
 from harness.races import tuned
@@ -74,7 +74,7 @@ def test_what_needs_more_devices_is_named_and_not_raced(tmp_path: Path) -> None:
 def test_what_the_first_choice_lost_and_the_command_of_the_fastest(tmp_path: Path) -> None:
     one, two = entry("1 ddp", 0.3), entry("2 fsdp", 0.2)
     ratios = {"1 ddp": Ratio(1, 1, 1), "2 fsdp": Ratio(1.5, 1.4, 1.6)}
-    result = Result([one, two], tmp_path, 1.0, [one, two], ratios, {"1 ddp": Place(2), "2 fsdp": Place(1)})
+    result = Result([one, two], tmp_path, 1.0, 0.5, [one, two], ratios, {"1 ddp": Place(2), "2 fsdp": Place(1)})
     said, _, command = tuned._lost(result, {1: DDP, 2: replace(DDP, scheme="fsdp")})
     assert "the first choice, 1 ddp, takes 1.50 times the step time of the fastest, 2 fsdp" in said
     assert command == "python run.py engine=ddp model=mlp tracker=none mesh.data=2 batch.micro_batches=2"
@@ -97,5 +97,24 @@ def test_numbers_that_are_no_race_are_refused(given: str) -> None:
 def test_what_shares_the_first_rank_is_said(second: Place, said: str, tmp_path: Path) -> None:
     both = [entry("1 ddp", 0.2), entry("2 fsdp", 0.21)]
     ratios = {"1 ddp": Ratio(1, 1, 1), "2 fsdp": Ratio(0.95, 0.8, 1.1)}
-    result = Result(both, tmp_path, 1.0, both, ratios, {"1 ddp": Place(1), "2 fsdp": second})
+    result = Result(both, tmp_path, 1.0, 0.5, both, ratios, {"1 ddp": Place(1), "2 fsdp": second})
     assert said in next(tuned._lost(result, {1: DDP, 2: DDP}))
+
+
+def test_what_is_feasible_is_verified_and_the_rest_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One engine of two has no plan, so the search ends with an error; the code stays that of the search."""
+    two = {"kinds": [DDP.to_json()], "rows": [replace(DDP, scheme="fsdp", step_time_s=2.0).to_json()]}
+    none = RunRecord("y", "infeasible", reason="does not fit", problems=[Problem("mesh.pipeline", 3, "has no plan")])
+    points = [Point.of(["mode=tune", "tune.verify=3", f"engine={name}"]) for name in ("ddp", "gpipe")]
+    rows = [Row(points[0], record=RunRecord("x", "ok", metrics={"tuned": two})), Row(points[1], record=none)]
+    raced: list[int] = []
+    monkeypatch.setattr(tuned.local, "rows_of", lambda overrides: rows)
+    monkeypatch.setattr(tuned.local, "run_to_end", lambda rows, folder: 1)
+    monkeypatch.setattr(tuned, "verified", lambda best, *rest: raced.append(len(best)) or 0)
+    given = ["mode=tune", "engine=ddp,gpipe", "tune.verify=3", f"out={tmp_path}"]
+    assert tuned.main(given) == 1 and raced == [2]
+    assert "not verified: gpipe is infeasible: mesh.pipeline 3 has no plan" in capsys.readouterr().out
+    monkeypatch.setattr(tuned.local, "run_to_end", lambda rows, folder: EXIT_CODES["preempted"])
+    assert tuned.main(given) == EXIT_CODES["preempted"] and raced == [2]

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from harness.core.record import RunRecord
 from harness.core.units import age, flops, percent, rate, ratio, seconds, size, sizes
+from harness.report import searched_order
 from harness.report.closing_table import basis_lines, closing_table, file_lines, show
 from harness.report.closing_table import summary_line as line
 
@@ -367,3 +368,28 @@ def test_other_numbers() -> None:
 )
 def test_two_sizes_differ(one: int, other: int, expected: tuple[str, str]) -> None:
     assert sizes(one, other) == expected
+
+
+@pytest.mark.parametrize(
+    ("gap", "devices", "said"),
+    [
+        (0.03, [0, 1, 1, 0], "searched (v, local search), at most 3.1 % above the least possible"),
+        (0.5, [0, 1, 0, 1], "searched (loop, local search), at most 100.0 % above the least possible"),
+        (0.0, [0, 1, 2], "searched (one, local search), no order of these stages is faster"),
+        (1.0, [0, 1], "searched (one, local search)"),
+        (None, [0, 1], ""),
+    ],
+)
+def test_a_searched_schedule_says_where_its_stages_are_and_how_good_it_is(
+    gap: float | None, devices: list[int], said: str, tmp_path: Path
+) -> None:
+    figures = {} if gap is None else {"search_gap": gap, "searched_by": "local search"}
+    assert searched_order.line(figures, devices) == said
+    stages = [{"first": number, "last": number, "device": device} for number, device in enumerate(devices)]
+    for made in (record(), simulated()):
+        found = replace(made, predicted=made.predicted | figures, plan={"stages": stages})
+        console = plain()
+        show(found, tmp_path, console)
+        lines = [one for one in text(console).splitlines() if one.startswith("schedule ")]
+        assert [one.partition(" ")[2].strip() for one in lines] == ([said] if said else [])
+        assert "search gap" not in text(console)

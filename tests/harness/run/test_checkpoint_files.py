@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import pytest
 import torch
 
+from harness.core.plan import Plan
 from harness.core.run_files import CHECKPOINTS
 from harness.interfaces import StepMetrics
 from harness.run import checkpoint_files
@@ -135,7 +136,8 @@ write(pathlib.Path({str(tmp_path)!r}), RunState(1, lines=('{{"step": 0}}',)), fi
 class Session:
     """As much of one as a checkpoint takes."""
 
-    pass_modules = torch.nn.Module()
+    pass_modules, plan = torch.nn.Module(), Plan.contiguous([1])
+    module_names: ClassVar[dict[str, str]] = {}
 
     def state_dict(self) -> dict[str, object]:
         return {"model": {"weight": WEIGHTS}, "optimizer": {}, "step": 2}

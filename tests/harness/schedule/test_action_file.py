@@ -11,7 +11,8 @@ import pytest
 from torch import nn
 
 from harness.core.problem import ProblemError
-from harness.schedule import action_check, action_file
+from harness.report import schedule_files
+from harness.schedule import action_check, action_file, plan_order
 from harness.schedule.builders.interleaved import interleaved
 from harness.schedule.builders.zero_bubble import zbv
 from harness.schedule.transfers import Transfer
@@ -183,12 +184,13 @@ def test_files_by_hand(content: str) -> None:
         ("0F0,0B0,0F0", "row 1, column 3: 0F0 stands at row 1, column 1, too"),
         ("0F0,0B0,1F0\n1B0", "row 2, column 1: 1B0 is of stage 1, which runs in row 1 (1F0, row 1, column 3)"),
         ("0F0,0B0\n2F0,2B0", "has no pass of stage 1, but 2B0 (row 2, column 2)"),
-        ("0F0,0F1,0B0", "has 0F1, but neither 0B1 nor 0I1"),
-        ("0F0,0B0,0B1", "has no 0F1"),
+        ("0F0,0F1,0B0", "row 1, column 2: has 0F1, but neither 0B1 nor 0I1"),
+        ("0F0,0B0,0B1", "row 1, column 3: has no 0F1"),
         ("0F0,0I0", "has 0I0, but no 0W0"),
         ("0F0,0W0", "has 0W0, but no 0I0"),
         ("0F0,0I0,0W0,0B0", "has 0B0 and 0I0: a backward pass is whole, or comes in halves"),
-        ("0F0,0F1,0B0,0B1\n1F0,1B0", "has neither 1F1 nor 1B1"),
+        ("0F0,0F1,0B0,0B1\n1F0,1B0", "row 2: has neither 1F1 nor 1B1"),
+        ("0F0,0B0,0B1\n1B0,1F0,1F1", "row 2, column 1: 1B0 comes before 1F0 (row 2, column 2)"),
         ("0B0,0F0", "row 1, column 1: 0B0 comes before 0F0 (row 1, column 2)"),
         ("0F0,0W0,0I0", "row 1, column 2: 0W0 comes before 0I0 (row 1, column 3)"),
         ("0F0,0SEND_F0,0B0\n1F0,1B0", "0SEND_F0 has no 1RECV_F0"),
@@ -198,6 +200,31 @@ def test_files_by_hand(content: str) -> None:
 )
 def test_bad_files_are_refused_with_the_place(content: str, message: str) -> None:
     assert message in refused(content)
+
+
+def test_all_that_is_wrong_is_found_at_once(tmp_path: Path) -> None:
+    """Cells that are no action hide nothing of the others; what they may have meant is not guessed."""
+    own = tmp_path / "own.csv"
+    own.write_text("0F0,0X0,0B0,0F0\n1B0,1F0,0B1,zero\n")
+    found = [one.message for one in plan_order.refused(str(own), pipeline=3)]
+    assert found == [
+        "row 1, column 2: '0X0' is no action",
+        "row 2, column 4: 'zero' is no action",
+        "has 2 rows, the pipeline has 3 devices",
+        "row 1, column 4: 0F0 stands at row 1, column 1, too",
+        "row 2, column 3: 0B1 is of stage 0, which runs in row 1 (0F0, row 1, column 1)",
+        "row 2, column 1: 1B0 comes before 1F0 (row 2, column 2)",
+    ]
+    with pytest.raises(ProblemError) as drawn:
+        schedule_files.read(str(own))
+    assert [one.message for one in drawn.value.problems] == [text for text in found if "devices" not in text]
+    own.write_text("0B0,0F0,0F1\n1F0,1B0,1F1\n")
+    found = [one.message for one in plan_order.refused(str(own))]
+    assert found == [
+        "row 1, column 3: has 0F1, but neither 0B1 nor 0I1",
+        "row 2, column 3: has 1F1, but neither 1B1 nor 1I1",
+        "row 1, column 1: 0B0 comes before 0F0 (row 1, column 2)",
+    ]
 
 
 @pytest.mark.parametrize("between", [";", "\t", " ", " | "])

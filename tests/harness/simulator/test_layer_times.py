@@ -114,7 +114,7 @@ def test_a_product_computes_half_a_wave_more():
     more = 2 * (20 / 2) * 25 + 2 * (20 / 2) * 7
     assert forward_s(analytic(profile, WAVES)) == pytest.approx([3 * 3 + (flops + more) / 100 / 0.5])
     assert forward_s(analytic(profile, A)) == pytest.approx([3 * 3 + flops / 100 / 0.5])
-    assert ", waves of 20 elements" in analytic(profile, WAVES).source
+    assert ", of a matmul's output 20 elements at once" in analytic(profile, WAVES).source
     (there,) = forward_s(scaled(analytic(profile, A), A, WAVES))
     assert there == pytest.approx(3 * 3 + (flops + more) / 100 / 0.5)
 

@@ -115,3 +115,11 @@ def test_what_no_engine_can_run_is_refused_once(wrong: list[str], key: str) -> N
         printed("engine=ddp,fsdp", "cluster=dgx_a100_80", *wrong)
     said = [one.statement for one in raised.value.problems]
     assert {one.key for one in raised.value.problems} == {key} and len(said) == len(set(said))
+
+
+def test_settings_that_are_to_be_compared_are_refused_in_words_of_its_own(typed: list[str]) -> None:
+    """mode=tune is what it searches with, and no mode that was asked for."""
+    with pytest.raises(CannotRun) as refused:
+        printed(*typed, "engine=pipeline", "engine.schedule=all", "precision=fp32")
+    (problem,) = refused.value.problems
+    assert problem.key == "engine.schedule" and "tune" not in problem.message

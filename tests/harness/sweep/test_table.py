@@ -177,11 +177,13 @@ def test_what_nobody_measured_has_no_column() -> None:
     assert "single" not in shown(rows_of(ran("single")))[1], "the reference alone is compared with nothing"
 
 
-def test_the_number_of_devices_is_shown_where_the_mesh_does_not_give_it() -> None:
-    """MadPipe puts several stages on a device."""
+def test_the_mesh_is_that_of_the_devices_that_are_used() -> None:
+    """MadPipe puts several stages on a device, and may leave others idle; the key has the value that was given."""
     plan = Plan(Mesh(pipeline=3), (Stage(0, 0, 0), Stage(1, 1, 1), Stage(2, 2, 0)), 8).to_json()
-    title, first = (shown(rows_of(ran("periodic", plan=plan)))[line] for line in (1, 2))
-    assert title[-3:] == ["mesh", "batch", "devices"] and first[-3:] == ["3x1x1", "2", "2"]
+    rows = rows_of(ran("periodic", plan=plan))
+    title, first = (shown(rows)[line] for line in (1, 2))
+    assert title[-2:] == ["mesh", "batch"] and first[-2:] == ["2x1x1", "2"]
+    assert rows[0].devices == 2 and rows[0].used("mesh.pipeline") == "3"
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,5 @@ def test_the_layers_load_it(session: Any, earlier: bool) -> None:
 
 def test_layers_that_are_the_models_own_keep_their_names() -> None:
     state = {"model": {"0.weight": torch.ones(2)}, "steps": 1}
-    for plain in (SimpleNamespace(), SimpleNamespace(module_names={})):
-        session: Any = plain
-        assert _by_module(state, session) is state and _by_layer(state, session) is state
+    session: Any = SimpleNamespace(module_names={})
+    assert _by_module(state, session) is state and _by_layer(state, session) is state

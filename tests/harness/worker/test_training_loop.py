@@ -4,12 +4,14 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.plan import Plan
 from harness.core.problem import Problem
 from harness.core.trace import Span, Trace
 from harness.host.run_queue import CoreTime
@@ -42,7 +44,8 @@ class Counting:
 class Session:
     """A session whose step k takes k + 1 seconds, on a clock that began at 100."""
 
-    pass_modules = torch.nn.Module()
+    pass_modules, plan = torch.nn.Module(), Plan.contiguous([1])
+    module_names: ClassVar[dict[str, str]] = {}
 
     def __init__(self, losses: list[float] | None = None, skips: tuple[int, ...] = ()) -> None:
         self.losses, self.skips = losses, skips

@@ -77,3 +77,24 @@ def test_outcomes_add_up_and_say_why() -> None:
     first, *rest = candidate_table.summary(counts, [Reason(1, "engine sbp")], ["fewer than 8 devices not tried"], True)
     assert first.startswith("10 candidates: 3 simulated, 4 slower: their computing alone") and "interrupted" in first
     assert rest == ["1 impossible: engine sbp", "fewer than 8 devices not tried"]
+
+
+@pytest.mark.usefixtures("computation")
+def test_a_tensor_parallel_size_that_splits_samples_only_is_marked(tmp_path: Path) -> None:
+    row = tuned(tmp_path, "engine=ddp", "batch.size=64", "batch.micro_batches=8").rows[0]
+    samples = replace(row, data=1, tensor=8, splits_samples=True)
+    assert not row.splits_samples
+    cells = {column.name: column.cells for column in candidate_table.columns([samples, row])}
+    assert cells["mesh"] == ["1x1x8 ‡", f"1x{row.data}x1  "]
+    assert sum(text.startswith("‡ ") for text in candidate_table.legend([samples, row])) == 1
+    assert not any("‡" in text for text in candidate_table.legend([row]))
+
+
+def test_rows_of_devices_that_are_used(tmp_path: Path) -> None:
+    """A layer that takes nearly all of the time, and links that take longer than the others: two devices are idle."""
+    typed = ("engine=periodic", "planner=contiguous", "batch.size=16", "batch.micro_batches=8", "mesh.pipeline=4")
+    found = tuned(
+        tmp_path, *typed, "cluster.nodes=1", "cluster.bandwidth_gb_s=1e-6", forward_s=[1e-6, 1e-1, 1e-6, 1e-6]
+    )
+    assert {one.pipeline for one in found.rows} == {1} and all("mesh.pipeline=4" in one.command for one in found.rows)
+    assert [note.key for note in found.notes if "idle" in note.message] == ["mesh.pipeline"]

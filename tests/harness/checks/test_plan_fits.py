@@ -1,0 +1,19 @@
+"""What is said of a finished plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.checks import plan_fits
+from harness.core.plan import Mesh, Plan
+from tests.problems import rows
+
+
+@pytest.mark.parametrize(("pipeline", "said"), [(2, ""), (3, "1 stays idle"), (8, "6 stay idle")])
+def test_devices_without_a_stage_are_noted(pipeline: int, said: str) -> None:
+    plan = replace(Plan.contiguous([2, 2]), mesh=Mesh(pipeline=pipeline))
+    found = plan_fits.idle(plan)
+    assert rows(found) == ([("mesh.pipeline", pipeline, ["mesh.pipeline=2"])] if said else [])
+    assert all(said in one.message and "are of 2" in one.message for one in found)
