@@ -60,6 +60,8 @@ class TaskCosts:
         """Returns what the host takes for a task of a pipeline beyond its layers' time, what passes before it
         included."""
         costs, held = self.cluster.engine_costs, self.trained if kind == "W" else self.held
+        if kind in ("B", "I", "W") and self.plan.stages[stage].last < self.profile.frozen_prefix:
+            return costs.host_s  # of a frozen prefix there is no backward pass
         return self.cluster.task_s + costs.host_s + costs.of(kind).seconds(held[stage])
 
     @cached_property
