@@ -120,12 +120,14 @@ def case(engine: str, network: Network, balance: list[int], m: int = 4, **kept: 
     return Case(built, network, plan(name, balance, mode, m), **kept)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_it_trains_like_single_and_refuses_no_backward_pass(engine: str, network: str) -> None:
     contract.check_training(contract.gentle(case(engine, *NETWORKS[network])))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("schedule", ["zbv", "interleaved1f1b", "interleaved_zb"])
 @pytest.mark.parametrize("engine", ["pipeline", "torch_pipelining"])
 @pytest.mark.parametrize("first", [3, 9, 13])
@@ -190,6 +192,7 @@ def wide(kind: str) -> Network:
 MEASURED = [name for name in ENGINES if not name.startswith("torchgpipe")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["half", "last", "first", "lora", "all"])
 @pytest.mark.parametrize("engine", MEASURED)
 def test_memory_and_bytes_of_activations_are_predicted(engine: str, kind: str) -> None:
