@@ -128,7 +128,7 @@ def test_it_trains_like_single_and_refuses_no_backward_pass(engine: str, network
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("schedule", ["zbv", "interleaved1f1b", "interleaved_zb"])
+@pytest.mark.parametrize("schedule", ["interleaved1f1b", "zbv", "interleaved_zb"])
 @pytest.mark.parametrize("engine", ["pipeline", "torch_pipelining"])
 @pytest.mark.parametrize("first", [3, 9, 13])
 def test_devices_with_several_stages(engine: str, schedule: str, first: int) -> None:
