@@ -37,11 +37,13 @@ class StageCosts:
 def by_time(profile: ModelProfile, cluster: Cluster, request: PlanRequest) -> StageCosts:
     """Returns seconds for one micro-batch: the maximum of computing and receiving, which overlap.
 
-    Computing is forward, backward, and forward again for the share of the micro-batches that is recomputed. Stage k
-    receives from the devices of all stages before it. Raises NoPlan for a profile without times.
+    Computing is forward, backward, and forward again for the share of the micro-batches that is recomputed, but of a
+    frozen prefix. Stage k receives from the devices of all stages before it. Raises NoPlan for a profile without times.
     """
     share = _recomputed(request) / request.batch.micro_batches
-    seconds = np.array([layer.forward_s * (1 + share) + layer.backward_s for layer in profile.layers])
+    again = [share if number >= profile.frozen_prefix else 0.0 for number in range(len(profile.layers))]
+    pairs = zip(profile.layers, again, strict=True)
+    seconds = np.array([layer.forward_s * (1 + more) + layer.backward_s for layer, more in pairs])
     if not seconds.any():
         message = f"needs layer times, the profile of {profile.model or 'the model'} ({profile.source}) has none"
         raise NoPlan(Problem("planner.by", "time", message, ({"planner.by": "parameters"},)))

@@ -42,6 +42,7 @@ from harness.schedule import Schedule
 from harness.schedule.builders.data_parallel import SHARDINGS, Reduction, data_parallel
 from harness.schedule.builders.deepspeed import deepspeed
 from harness.schedule.builders.tensor_parallel import with_traffic
+from harness.schedule.frozen_stages import without_frozen
 from harness.schedule.tied_weight_ops import plan_ties
 from harness.schedule.transfers import plan_transfers
 
@@ -215,7 +216,8 @@ class DeepSpeedEngine(Engine):
         )
         ties = plan_ties(plan, profile)
         devices = [stage.device for stage in plan.stages]
-        return deepspeed(m, devices, transfers, recompute, ties, data, sizes, 1 if zero else 0, reduction)
+        found = deepspeed(m, devices, transfers, recompute, ties, data, sizes, 1 if zero else 0, reduction)
+        return without_frozen(found, plan, profile, messages=False)
 
     def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
         return activation_checkpointing.checkpointed(profile, plan, "1") if _by_layer(plan) else profile

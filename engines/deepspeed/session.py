@@ -58,7 +58,8 @@ class DeepSpeedSession(DistributedSession):
         """Take the stage that this rank trains."""
         self.stage = stage
         stage.autocast = self.autocast_dtype
-        stage.recomputes = self.plan.recompute == "always"
+        stage.recomputes = self.plan.recompute == "always" and stage.has_backward
+        stage.ungraded_out.clear()  # DeepSpeed goes back from every output, and gets zeros for what has no gradient
         stage.register_forward_hook(self._forward_ends, always_call=True)
 
     def _forward_ends(self, *_: Any) -> None:

@@ -14,7 +14,6 @@ from harness.core.plan import Plan
 from harness.core.staleness import Delay, delay, ended
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn.tied import moved
-from harness.runtime.autograd import new_leaf
 from harness.runtime.delayed_optimizer import whole_state
 from harness.runtime.gradient_norms import UpdateNorms
 from harness.runtime.local_session import LocalSession
@@ -113,13 +112,16 @@ class DelayedSession(LocalSession):
         for stage, one in zip(self.stages, delays, strict=True):
             with self._task_of(stage, "F", i):
                 stage.use(one.forward, self.updates, self.config.corrections.ahead(one)[0])
-                leaves = tuple(map(new_leaf, value)) if stage.number else value
+                leaves = stage.module.leaves(value) if stage.number else value
                 outs = self._outputs(stage, i, leaves, part.targets, samples)
-                tasks.append((leaves, outs))
+                graded = any(leaf.requires_grad for leaf in leaves)
+                tasks.append((leaves if graded else (), outs if stage.module.has_backward else ()))
                 value = tuple(out.detach() for out in outs)
         gradients: tuple[Tensor | None, ...] = (torch.ones_like(value[0]),)
         for stage, one in zip(reversed(self.stages), reversed(delays), strict=True):
             with self._task_of(stage, "B", i):
+                if not stage.module.has_backward:
+                    continue
                 if one.backward != one.forward:
                     stage.use(one.backward, self.updates, self.config.corrections.ahead(one)[1])
                 leaves, outs = tasks.pop()

@@ -90,9 +90,11 @@ class CpuPass(Run):
         seed: int,
         shared: Sequence[SharedParameter] = (),
         alone: AbstractContextManager[Any] | None = None,
+        prefix: int = 0,
     ) -> None:
-        """Tasks hold `alone` while they compute."""
+        """Tasks hold `alone` while they compute. The first `prefix` layers are frozen, and no gradient reaches them."""
         super().__init__()
+        self.prefix = prefix
         self.shared = shared
         self.alone = alone or nullcontext()
         self.sums: list[Job] = []
@@ -107,7 +109,7 @@ class CpuPass(Run):
         self.random_seed = seed
         self.bytes_sent = {"activations": 0, "gradients": 0, "skips": 0, "skip_gradients": 0}
         self.slots = {
-            (i, j): Slot(i, stage, grad and recomputed(i, self.m, mode))
+            (i, j): Slot(i, stage, grad and recomputed(i, self.m, mode) and layout.goes_back(j, prefix))
             for i in range(self.m)
             for j, stage in enumerate(stages)
         }
@@ -136,6 +138,8 @@ class CpuPass(Run):
         target.arrivals.append(self._copy(op, source.forward, lambda: self._move(source, target, transfer.part)))
 
     def issue_gradient_copy(self, i: int, transfer: Transfer) -> None:
+        if not self.layout.is_graded(transfer, self.prefix):
+            return
         source, target = self.slots[i, transfer.source], self.slots[i, transfer.target]
         op = Op(transfer.source, "copy", i, transfer.part, transfer.target, queue="copy in")
         job = self._copy(op, target.backward, lambda: self._move_gradient(target, source, transfer.part))
@@ -219,9 +223,14 @@ class CpuPass(Run):
 
     def _with_graph(self, slot: Slot, run: Callable[[Parts, int, Surroundings], Parts]) -> Parts:
         """Keep where the task's own graph begins (leaves) and ends (edges)."""
-        leaf = partial(_leaf, is_input=slot.stage.number == 0, again=slot.recompute)
-        slot.leaves = {part: mapped(leaf, value) for part, value in slot.ins.items()}
-        outs = run(_entering(slot.leaves), slot.micro_batch, self.around)
+        j = slot.stage.number
+        graded = self.layout.graded_into(j, self.prefix)
+        leaves = {
+            part: mapped(partial(_leaf, is_input=not j, again=slot.recompute, graded=graded.get(part, True)), value)
+            for part, value in slot.ins.items()
+        }
+        outs = run(_entering(leaves), slot.micro_batch, self.around)
+        slot.leaves = {part: value for part, value in leaves.items() if graded.get(part, True)}
         slot.edges = {part: tuple(map(_edge, tensors_of(value))) for part, value in outs.items()}
         return outs
 
@@ -264,7 +273,10 @@ class CpuPass(Run):
         slot.leaves = {}
 
     def _failing_layer(self, slot: Slot) -> str:
-        """Do the forward task again, to see in which layer the backward pass fails."""
+        """Do the forward task again, to see in which layer the backward pass fails. Where what arrived is not kept, as
+        no gradient of it is needed, nobody knows."""
+        if len(slot.leaves) < len(self.layout.graded_into(slot.stage.number, self.prefix)):
+            return "unknown"
         ins = _entering(slot.leaves)
 
         def run_again() -> list[tuple[Tensor, Tensor | None]]:
@@ -355,15 +367,16 @@ def _entering(leaves: Parts) -> Parts:
     return {part: mapped(non_leaf, value) for part, value in leaves.items()}
 
 
-def _leaf(tensor: Tensor, is_input: bool, again: bool) -> Tensor:
-    """Return the leaf at which a task's graph begins. The model's inputs get a gradient only if the caller wants it.
+def _leaf(tensor: Tensor, is_input: bool, again: bool, graded: bool) -> Tensor:
+    """Return the leaf at which a task's graph begins. The model's inputs get a gradient only if the caller wants it,
+    other values if they are `graded`.
 
     Micro-batches are views of one tensor; `data` gives each a version counter of its own, for layers in place. Only the
     caller's own pass may change it: a recomputation (`again`) gets a copy.
     """
     if is_input:
         return (tensor.detach().clone() if again else tensor.data).requires_grad_(tensor.requires_grad)
-    return tensor.detach().requires_grad_(differentiable(tensor))
+    return tensor.detach().requires_grad_(graded and differentiable(tensor))
 
 
 def _apart(outs: Parts) -> Parts:

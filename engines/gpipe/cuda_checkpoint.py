@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,7 +71,8 @@ class CheckpointedTask:
         ins = self.ins
         if self.stage.number == 0:  # the caller's own tensors
             ins = {part: mapped(Tensor.clone, value) for part, value in ins.items()}
-        leaves = {part: mapped(_leaf, value) for part, value in ins.items()}
+        graded = self.run_of.graded(self.stage.number)
+        leaves = {part: mapped(partial(_leaf, graded=graded[part]), value) for part, value in ins.items()}
         self.leaves = _flat(leaves)
         assert self.random is not None
         with _rewinding, self.random.again(), self._at_work("R", "recomputation"), torch.enable_grad():
@@ -105,8 +107,8 @@ def _flat(parts: Parts) -> list[Tensor]:
     return [tensor for value in parts.values() for tensor in distinct(value)]
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(differentiable(tensor))
+def _leaf(tensor: Tensor, graded: bool) -> Tensor:
+    return tensor.detach().requires_grad_(graded and differentiable(tensor))
 
 
 class Checkpoint(Function):

@@ -48,7 +48,10 @@ class CudaPass:
         dependency: bool,
         ties: TiedCopies,
         parameters: Sequence[nn.Parameter] = (),
+        prefix: int = 0,
     ) -> None:
+        """The first `prefix` layers are frozen, and no gradient reaches them."""
+        self.prefix = prefix
         self.parameters = parameters
         self.ties = ties
         self.stages = stages
@@ -104,6 +107,10 @@ class CudaPass:
                 self.recorder.marks.append((op, device, queue, start, streams.now(device)))
             self.bytes_sent[SUMS] = self.bytes_sent.get(SUMS, 0) + size
 
+    def graded(self, j: int) -> dict[str, bool]:
+        """For each value that enters stage j, by its part, whether a gradient of it is needed."""
+        return self.layout.graded_into(j, self.prefix) or {"": not self.prefix}
+
     def count(self, transfer: Transfer, forward: bool, tensors: tuple[Tensor | None, ...]) -> None:
         kind = (
             ("skips" if forward else "skip_gradients") if transfer.part else ("activations" if forward else "gradients")
@@ -152,12 +159,17 @@ class _Graph:
         parts: Parts = {
             transfer.part: self.waiting.pop((i, transfer)) for transfer in run.layout.transfers if transfer.target == j
         }
-        parts = parts or self.state[i]
-        phony = self.before.pop(j, None)
-        tokens = not differentiable(tensors_of(parts[""])[0])  # integers have no place in the graph
+        parts, graded = parts or self.state[i], run.graded(j)
+        parts = {
+            part: value if graded[part] or value is None else mapped(Tensor.detach, value)
+            for part, value in parts.items()
+        }
+        phony, goes_back = self.before.pop(j, None), run.layout.goes_back(j, run.prefix)
+        # integers have no place in the graph, nor has what needs no gradient
+        tokens = not (graded[""] and differentiable(tensors_of(parts[""])[0]))
         if phony is not None and not tokens:
             parts[""] = self._tied(parts[""], phony)
-        if recomputed(i, len(self.state), run.mode):
+        if goes_back and recomputed(i, len(self.state), run.mode):
             task = CheckpointedTask(run, stage, i)
             outs = task.run(parts, phony)
         else:
@@ -166,7 +178,7 @@ class _Graph:
                 outs[""] = self._tied(outs[""], phony)
         device = run.layout.devices[j]
         outs = {part: self._leave(i, device, value) for part, value in outs.items()}
-        if run.grad:
+        if run.grad and goes_back:
             self._order(task, j, outs)
         self.state[i] = {"": outs[""]}
         for transfer in run.layout.out_of(j):
@@ -174,7 +186,7 @@ class _Graph:
 
     def _plain(self, stage: Stage, i: int, parts: Parts) -> Parts:
         run, device = self.run, self.run.layout.devices[stage.number]
-        if run.grad:
+        if run.grad and run.graded(stage.number)[""]:  # else no gradient of its input says that its pass has ended
             parts[""] = _marked(run, stage.number, i, device, False, parts[""])
         with run.recorder.computing(Op(stage.number, "F", i), device), stage.annotating_errors("forward", i):
             outs = stage.run(parts, i, run.around)

@@ -13,6 +13,7 @@ from harness.core.value_checks import one_of
 from harness.interfaces import Capabilities, Engine, Model, Searched, Session, SessionSpec
 from harness.schedule import Schedule
 from harness.schedule.builders.gpipe import RECOMPUTE, gpipe
+from harness.schedule.frozen_stages import without_frozen
 from harness.schedule.tied_weight_ops import plan_ties, with_ties
 from harness.schedule.transfers import plan_transfers
 
@@ -60,7 +61,8 @@ class GPipeEngine(Engine):
             self.config.dependency,
             self.config.streams,
         )
-        return with_ties(schedule, plan_ties(plan, profile), "copy in" if self.config.streams else "compute")
+        schedule = with_ties(schedule, plan_ties(plan, profile), "copy in" if self.config.streams else "compute")
+        return without_frozen(schedule, plan, profile)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.gpipe.session import GPipeSession

@@ -28,7 +28,7 @@ from harness.core.shared_buffers import Home
 from harness.core.trace import Span
 from harness.nn import batchnorm, dropout, parametrization_cache
 from harness.nn.shared_state import SharedState
-from harness.nn.skip import named_layers
+from harness.nn.skip import frozen_prefix, named_layers
 from harness.nn.tied import move_apart, renormed
 from harness.runtime import output_check
 from harness.runtime.cpu_streams import JobQueue
@@ -174,6 +174,7 @@ class GPipe(nn.Module):
             seed,
             self.shared,
             threading.Lock() if kind else None,
+            self._frozen_prefix(value),
         )
         self.spans, self.bytes_sent = run.spans, run.bytes_sent
         try:
@@ -189,7 +190,16 @@ class GPipe(nn.Module):
     def _run_cuda_pass(self, chunks: list[Value], around: Surroundings, mode: str, grad: bool) -> Value:
         streams = Streams(self.devices, self._copy_streams)
         run = CudaPass(
-            self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties, self._trained()
+            self.stages,
+            self.layout,
+            streams,
+            around,
+            mode,
+            grad,
+            self.dependency,
+            self.ties,
+            self._trained(),
+            self._frozen_prefix(chunks[0]),
         )
         self.bytes_sent, self.recorder = run.bytes_sent, run.recorder
         with self.shared_state.unchanged(grad and mode != "never"):
@@ -262,6 +272,12 @@ class GPipe(nn.Module):
 
     def _wants_grad(self, value: Value) -> bool:
         return any(t.requires_grad for t in tensors_of(value)) or any(p.requires_grad for p in self.parameters())
+
+    def _frozen_prefix(self, value: Value) -> int:
+        """The layers that no gradient reaches: none where the caller wants one of the inputs."""
+        if any(tensor.requires_grad for tensor in tensors_of(value)):
+            return 0
+        return frozen_prefix(pair for stage in self.stages for pair in stage.layers)
 
     def _adopt(self, module: nn.Sequential) -> list[Stage]:
         """Move the layers to their devices; register them under their own names."""

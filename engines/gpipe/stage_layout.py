@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from torch import nn
 
@@ -13,10 +14,14 @@ from harness.schedule.transfers import StageSkip, Transfer, transfers
 
 @dataclass(frozen=True)
 class StageLayout:
-    """`devices[j]` is the index of stage j's device; `transfers` are all values that pass from stage to stage."""
+    """`devices[j]` is the index of stage j's device; `transfers` are all values that pass from stage to stage.
+
+    `ends[j]` is the number of layers up to the end of stage j, `makers` has the layer that stashes each skip."""
 
     devices: tuple[int, ...]
     transfers: tuple[Transfer, ...]
+    ends: tuple[int, ...] = ()
+    makers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def stages(self) -> int:
@@ -29,6 +34,18 @@ class StageLayout:
     def out_of(self, stage: int) -> list[Transfer]:
         return [h for h in self.transfers if h.source == stage]
 
+    def goes_back(self, stage: int, prefix: int) -> bool:
+        """Whether a stage has a backward pass, where the first `prefix` layers of the model are frozen."""
+        return not prefix or self.ends[stage] > prefix
+
+    def is_graded(self, transfer: Transfer, prefix: int) -> bool:
+        """Whether a gradient of a value is needed."""
+        return not prefix or self.makers.get(transfer.part, self.ends[transfer.source] - 1) >= prefix
+
+    def graded_into(self, stage: int, prefix: int) -> dict[str, bool]:
+        """For each value that arrives at `stage`, by its part, whether a gradient of it is needed."""
+        return {h.part: self.is_graded(h, prefix) for h in self.transfers if h.target == stage}
+
     def is_copied(self, transfer: Transfer) -> bool:
         return self.devices[transfer.source] != self.devices[transfer.target]
 
@@ -38,9 +55,13 @@ def layout(
 ) -> StageLayout:
     """The layout of `layers` cut into `balance`. Raises ValueError, naming the layers, where skips don't match."""
     stage_of = [stage for stage, count in enumerate(balance) for _ in range(count)]
+    every = skip.layer_skips(layers)
     skips = [
         StageSkip(stage_of[found.source], stage_of[found.target], found.name)
-        for found in skip.layer_skips(layers)
+        for found in every
         if stage_of[found.source] != stage_of[found.target]
     ]
-    return StageLayout(tuple(devices), tuple(transfers([0] * (len(balance) - 1), skips, portals)))
+    passing = tuple(transfers([0] * (len(balance) - 1), skips, portals))
+    return StageLayout(
+        tuple(devices), passing, tuple(accumulate(balance)), {found.name: found.source for found in every}
+    )

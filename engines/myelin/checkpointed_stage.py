@@ -48,8 +48,9 @@ class SegmentedStage(StageModule):
         first: int,
         skips: Sequence[LayerSkip],
         segments: Sequence[tuple[int, int]],
+        prefix: int = 0,
     ) -> None:
-        super().__init__(number, layers, first, skips)
+        super().__init__(number, layers, first, skips, prefix)
         self.segments = [
             _segment(layers[start - first : end - first + 1], _gate(start, end, skips)) for start, end in segments
         ]

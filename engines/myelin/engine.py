@@ -32,6 +32,7 @@ from harness.launch import mpi
 from harness.schedule import Schedule
 from harness.schedule.builders.myelin import ORDERS, Order, myelin, split_into_chunks
 from harness.schedule.dependency_graph import COPIES
+from harness.schedule.frozen_stages import without_frozen
 from harness.schedule.policy import RULES, RuleName
 from harness.schedule.tied_weight_ops import plan_ties
 from harness.schedule.transfers import plan_transfers
@@ -165,7 +166,7 @@ class MyelinEngine(Engine):
         ties = plan_ties(plan, profile, COPIES)
         sizes = [profile.trained_bytes(stage.first, stage.last) // width for stage in plan.stages]
         tied = [sum(tie.bytes for tie in ties if j in tie.stages) // width for j in range(len(sizes))]
-        return myelin(
+        found = myelin(
             plan.micro_batches,
             [stage.device for stage in plan.stages],
             plan_transfers(plan, profile, portals=True),
@@ -181,6 +182,7 @@ class MyelinEngine(Engine):
             config.k > 0,
             config.barrier,
         )
+        return without_frozen(found, plan, profile)
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         """With Adam in half precision a parameter takes 20 bytes: 2 + 2 for weight and gradient, 4 + 4 for both in

@@ -19,7 +19,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec
-from harness.nn.skip import layer_skips, named_layers
+from harness.nn.skip import frozen_prefix, layer_skips, named_layers
 from harness.nn.tied import moved, tensor_bytes, ties
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.stage_passes import StagePasses
@@ -28,6 +28,7 @@ from harness.runtime.transports.merge_spans import joined, together
 from harness.runtime.transports.transport import Arrival, Channel, Coming, Position, Transport
 from harness.runtime.values import mapped, placed
 from harness.schedule import QueueOps, Schedule
+from harness.schedule.builders.one_f_one_b import alternate
 from harness.schedule.dependency_graph import COPIES
 from harness.schedule.transfers import plan_transfers
 from harness.simulator.lowering import sent_kind
@@ -68,22 +69,26 @@ class MyelinSession(DistributedSession):
             self.parameters, tied, self.spec, self.config, self.pipeline_rank, group, self.now, self.record
         )
         self.order = self.schedule(plan, profile)
-        channels = [
-            Channel(transfer.source, transfer.target, transfer.part)
-            for transfer in plan_transfers(plan, profile, portals=True)
-        ]
-        channels += [channel.back for channel in channels]
+        channels = self._channels(profile)
         self.out = [channel for channel in channels if channel.source == self.pipeline_rank]
         self.transport = self._transport(channels)
         self.facts |= self.transport.facts
 
-    def _stage(self, layers: nn.Sequential) -> SegmentedStage:
+    def _stage(self, whole: nn.Sequential) -> SegmentedStage:
         """Build this rank's stage; skips between other stages do not pass through it."""
-        named, stage = named_layers(layers), self.plan.stages[self.pipeline_rank]
+        named, stage = named_layers(whole), self.plan.stages[self.pipeline_rank]
         own = range(stage.first, stage.last + 1)
         skips = [one for one in layer_skips(named) if one.source in own or one.target in own]
         spans = segments(stage, self.config.checkpoint_every, len(named))
-        return SegmentedStage(self.pipeline_rank, named[stage.first : stage.last + 1], stage.first, skips, spans)
+        layers, prefix = named[stage.first : stage.last + 1], frozen_prefix(named)
+        return SegmentedStage(self.pipeline_rank, layers, stage.first, skips, spans, prefix)
+
+    def _channels(self, profile: ModelProfile) -> list[Channel]:
+        """Return those between all stages, there and, but from a frozen prefix, back."""
+        made = {skip.name: skip.source for skip in profile.skips}
+        there = [Channel(one.source, one.target, one.part) for one in plan_transfers(self.plan, profile, portals=True)]
+        stages, prefix = self.plan.stages, profile.frozen_prefix
+        return [*there, *(one.back for one in there if made.get(one.part, stages[one.source].last) >= prefix)]
 
     def _transport(self, channels: Sequence[Channel]) -> Transport:
         position = Position(self.rank, self.pipeline_rank, tuple(range(self.ranks_per_replica)), self.plan.mesh.data)
@@ -123,8 +128,14 @@ class MyelinSession(DistributedSession):
 
     def _ready_tasks(self) -> ReadyTasks:
         into = sum(channel.forward for channel in self.transport.into)
-        back = len(self.transport.into) - into
-        return ReadyTasks(self._tasks(self.pipeline_rank), into, back, self._queue(self.pipeline_rank).rule)
+        back, stage = len(self.transport.into) - into, self.pipeline_rank
+        tasks, rule = self._tasks(stage), self._queue(stage).rule
+        if rule != "in_order" and self.stage.has_backward and "" in self.stage.ungraded_in:
+            # nothing comes back to the first stage: the limit is kept here
+            forward, backward = ([op for op in tasks if op.kind == kind] for kind in ("F", "B"))
+            limit = self.order.limit or len(self.plan.stages)
+            tasks, rule = alternate(forward, [[op] for op in backward], limit - 1), "in_order"
+        return ReadyTasks(tasks, into, back, rule)
 
     def _order_of(self, channel: Channel) -> list[Coming]:
         """Return the messages of a channel in the order in which its sender runs them."""

@@ -39,6 +39,7 @@ from harness.core.staleness import Corrections, of_group
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec
 from harness.schedule import Schedule
 from harness.schedule.dependency_graph import MESSAGES
+from harness.schedule.frozen_stages import leave_out
 from harness.schedule.tied_weight_ops import always_tied, tied_stages
 from harness.schedule.transfers import Transfer
 
@@ -132,7 +133,9 @@ class PeriodicEngine(Engine):
             Transfer(number, number + 1, "", profile.crossing_bytes(stage.first))
             for number, stage in enumerate(plan.stages[1:])
         )
-        return weight_versions.schedule(plan, plan.pattern, plan.micro_batches, self.update_every(plan), transfers)
+        every = self.update_every(plan)
+        found = weight_versions.schedule(plan, plan.pattern, plan.micro_batches, every, transfers)
+        return _without_frozen(found, plan, profile)
 
     def update_every(self, plan: Plan) -> int:
         """Micro-batches for each update; raises CannotRun for a plan without a pattern."""
@@ -188,6 +191,22 @@ class PeriodicEngine(Engine):
         message = f"lets stage {counts.index(most)} store {every + 1} micro-batches with 2 versions, it stores {most}"
         fix = {"engine.update_every": next(number for number in weight_versions.allowed(order, m) if number > every)}
         return [Problem("engine.update_every", every, message, (fix,))]
+
+
+def _without_frozen(schedule: Schedule, plan: Plan, profile: ModelProfile) -> Schedule:
+    """The schedule without gradients of a frozen prefix, alone or next to others in a message."""
+    if not profile.frozen_prefix:
+        return schedule
+    frozen = [skip for skip in profile.skips if not profile.needed_gradient(skip)]
+
+    def sized(op: Op) -> Op:
+        if op.kind != "copy" or op.peer is None or op.forward:
+            return op
+        first = plan.stages[op.peer].first
+        return replace(op, bytes=op.bytes - sum(one.bytes for one in frozen if one.source < first <= one.target))
+
+    queues = tuple(replace(queue, ops=tuple(map(sized, queue.ops))) for queue in schedule.queues)
+    return leave_out(replace(schedule, queues=queues), plan, profile.frozen_prefix, {})
 
 
 def _without_pattern() -> Problem:

@@ -18,12 +18,14 @@ from harness.core.pattern import Pattern
 from harness.core.plan import Plan
 from harness.core.problem import refuse
 from harness.interfaces import Batch, Model, SessionSpec
+from harness.nn.skip import frozen_prefix, named_layers
 from harness.nn.tied import move_apart
 from harness.runtime.delayed_optimizer import whole_state
 from harness.runtime.gradient_norms import UpdateNorms
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.stage_module import stage_modules
+from harness.schedule.frozen_stages import leave_out
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
 
@@ -46,6 +48,7 @@ class PeriodicSession(LocalSession):
     def build(self, layers: nn.Sequential) -> None:
         plan = self.plan
         self.parameter_names = [name for name, _ in layers.named_parameters()]
+        self.prefix = frozen_prefix(named_layers(layers))
         modules = stage_modules(layers, plan, range(len(plan.stages)))
         move_apart(modules, [stage.device for stage in plan.stages], self.devices)
         self.stages = [
@@ -80,7 +83,7 @@ class PeriodicSession(LocalSession):
             schedule = weight_versions.schedule(self.plan, self.pattern, micro_batches, self.every, cuts)
             refuse(validation_errors(schedule), "this pattern")
             copies = weight_versions.copy_plans(schedule, self.pattern, self.versions, self.every, self.corrections)
-            self.programs[micro_batches] = Program(schedule), copies
+            self.programs[micro_batches] = Program(leave_out(schedule, self.plan, self.prefix, {})), copies
         program, copies = self.programs[micro_batches]
         for stage, own in zip(self.stages, copies, strict=True):
             stage.prepare(own)

@@ -24,7 +24,7 @@ from harness.core.error_notes import StageNote
 from harness.core.op import Op
 from harness.interfaces import Batch, Model
 from harness.nn.skip import named_layers
-from harness.runtime.autograd import failing_layer, new_leaf
+from harness.runtime.autograd import failing_layer
 from harness.runtime.cpu_streams import Job, Run
 from harness.runtime.values import placed, split, tensors_of
 from harness.schedule import Schedule
@@ -123,9 +123,9 @@ class Step(Run):
             before = self.slots[j - 1, i]
             ins = slot.ins or before.outs  # neighbours on one device hand over what they have
             slot.ins = before.outs = ()
-            leaves = tuple(map(new_leaf, ins))
+            leaves = self.stages[j].module(i).leaves(ins)
         outs = self._run(j, i, leaves)
-        slot.leaves = leaves
+        slot.leaves = leaves if any(leaf.requires_grad for leaf in leaves) or not j else ()
         slot.edges = tuple(get_gradient_edge(out) if out.requires_grad else None for out in outs)
         outs = tuple(out.detach() for out in outs)
         if j < self.last:
@@ -150,6 +150,9 @@ class Step(Run):
 
     def _backward(self, j: int, i: int) -> None:
         slot = self.slots[j, i]
+        if not self.stages[j].module(i).has_backward:
+            slot.edges = ()
+            return
         if j < self.last and not slot.grads_out:
             slot.grads_out, self.slots[j + 1, i].grads_in = self.slots[j + 1, i].grads_in, ()
         pairs = [(e, g) for e, g in zip(slot.edges, slot.grads_out, strict=True) if e is not None and g is not None]
@@ -165,8 +168,11 @@ class Step(Run):
         slot.leaves, slot.edges, slot.grads_out = (), (), ()
 
     def _failing_layer(self, j: int, i: int) -> str:
-        """Do the forward task again, to see in which layer the backward pass fails."""
+        """Do the forward task again, to see in which layer the backward pass fails. Where what arrived is not kept, as
+        no gradient of it is needed, nobody knows."""
         slot = self.slots[j, i]
+        if not slot.leaves:
+            return "unknown"
 
         def run_again() -> Iterable[tuple[Tensor, Tensor | None]]:
             return zip(self._run(j, i, slot.leaves, again=True), slot.grads_out, strict=True)

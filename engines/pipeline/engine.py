@@ -15,7 +15,8 @@ the weights), recomputations. Each is what the simulator predicts, the validator
 What it cannot do:
 
 * No tensor parallelism inside a stage.
-* The first stage's inputs have no gradient, so its I is empty, and its W is the whole backward pass.
+* The first stage's inputs have no gradient, so its I is empty, and its W is the whole backward pass. With a frozen
+  prefix that is so of the first stage with a trained layer; those before it have no backward pass.
 * A custom autograd function that takes a matrix as weight computes all its gradients in each half; both halves call
   the hooks of tensors in a stage.
 * Times of messages are differences of two ranks' clocks: right on one machine.
@@ -50,6 +51,7 @@ from harness.schedule import Schedule, action_check, action_file, plan_order
 from harness.schedule.builders.data_parallel import with_replicas
 from harness.schedule.builders.gpipe import RECOMPUTE, with_recomputation
 from harness.schedule.families import FAMILIES, chunks_of_file, micro_batch_fixes, wrong_chunks
+from harness.schedule.frozen_stages import without_frozen
 from harness.schedule.tied_weight_ops import plan_ties, with_ties
 from harness.schedule.transfers import Transfer, plan_transfers
 
@@ -228,10 +230,11 @@ class PipelineEngine(Engine):
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         found = self.order(plan, plan_transfers(plan, profile, portals=True))
-        return with_ties(with_replicas(found, plan, profile), plan_ties(plan, profile), "compute")
+        found = with_ties(with_replicas(found, plan, profile), plan_ties(plan, profile), "compute")
+        return without_frozen(found, plan, profile)
 
     def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
-        return profile.without_input_gradients(plan.stages[0].last)
+        return profile.without_input_gradients(plan.stages[plan.stage_of(profile.frozen_prefix)].last)
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         return replace(model, messages="posted", reducing=1.0)

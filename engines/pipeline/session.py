@@ -15,7 +15,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec
-from harness.nn.skip import layer_skips, named_layers
+from harness.nn.skip import frozen_prefix, layer_skips, named_layers
 from harness.runtime.session import place
 from harness.runtime.stage_module import StageModule, stage_modules
 from harness.runtime.stages_session import StagesSession
@@ -51,8 +51,7 @@ class PipelineSession(StagesSession):
 
     def build(self, layers: nn.Sequential) -> None:
         super().build(layers)
-        devices = range(self.ranks_per_replica)
-        self.tasks = [[op for op in self.order[d, "compute"] if op.kind in ("F", "B", "W", "R")] for d in devices]
+        self.tasks = [self._tasks(device, layers) for device in range(self.ranks_per_replica)]
         own = self.tasks[self.pipeline_rank]
         self.split = {(op.stage, op.micro_batch) for op in own if op.kind == "W"}
         self.recomputed = {(op.stage, op.micro_batch) for op in own if op.kind == "R"}
@@ -67,14 +66,26 @@ class PipelineSession(StagesSession):
     def make_modules(self, layers: nn.Sequential, numbers: Sequence[int]) -> list[StageModule]:
         return stage_modules(layers, self.plan, numbers, portals=True)
 
+    def _tasks(self, device: int, layers: nn.Sequential) -> list[Op]:
+        """Return the tasks of a device in their order; of a frozen stage nothing is recomputed."""
+        prefix, stages = frozen_prefix(named_layers(layers)), self.plan.stages
+        ops = (op for op in self.order[device, "compute"] if op.kind in ("F", "B", "W", "R"))
+        return [op for op in ops if op.kind != "R" or stages[op.stage].last >= prefix]
+
     def _channels(self, layers: nn.Sequential) -> list[Channel]:
-        """Return those between all stages, for each boundary and each skip, there and back."""
-        stage_of = self.plan.stage_of
-        placed = ((stage_of(one.source), stage_of(one.target), one.name) for one in layer_skips(named_layers(layers)))
-        skips = [StageSkip(source, target, name) for source, target, name in placed if source != target]
+        """Return those between all stages, for each boundary and each skip, there and, but from a frozen prefix,
+        back."""
+        named, stage_of = named_layers(layers), self.plan.stage_of
+        prefix, layer = frozen_prefix(named), {}
+        skips = []
+        for one in layer_skips(named):
+            layer[one.name] = one.source
+            if stage_of(one.source) != stage_of(one.target):
+                skips.append(StageSkip(stage_of(one.source), stage_of(one.target), one.name))
         found = transfers([0] * (len(self.plan.stages) - 1), skips, portals=True)
         channels = [Channel(one.source, one.target, one.part) for one in found]
-        return [*channels, *(channel.back for channel in channels)]
+        made = [layer.get(channel.part, self.plan.stages[channel.source].last) for channel in channels]
+        return [*channels, *(one.back for one, number in zip(channels, made, strict=True) if number >= prefix)]
 
     def _transport(self, channels: Sequence[Channel]) -> Transport:
         position = Position(self.rank, self.pipeline_rank, tuple(self.homes), self.plan.mesh.data)
@@ -151,6 +162,8 @@ class PipelineSession(StagesSession):
                 self._use(stage, i, again=True)
                 with self.random.pop((stage, i)).again():
                     self.passes[stage].recompute(i, self._entering(stage, i))
+            elif not self.passes[stage].stage.has_backward:
+                self._until_used(stage, i)
             elif op.kind == "W":
                 self.passes[stage].backward_weights(i)
             elif (stage, op.micro_batch) in self.split:
@@ -202,6 +215,14 @@ class PipelineSession(StagesSession):
             self.bytes_sent[sent_kind(op, self.homes) or ""] += size
             used = self._place(channel.target, forward, i)
             self.undelivered[self.homes[channel.target]].append((used, channel, i))
+
+    def _until_used(self, stage: int, i: int) -> None:
+        """In place of a backward pass of a frozen stage: wait until what the forward pass has sent is received. So no
+        more of it waits here than the order has micro-batches in flight."""
+        for device, sent in self.undelivered.items():
+            for _, channel, number in [one for one in sent if one[1].source == stage and one[2] == i]:
+                self.transport.delivered(channel, number)
+            self.undelivered[device] = [one for one in sent if one[1].source != stage or one[2] != i]
 
     def _forget(self, device: int, place: int) -> None:
         """A device has come to this place of its order: it has used what it needed before."""

@@ -20,6 +20,7 @@ from harness.schedule import Schedule
 from harness.schedule.builders.deepspeed import deepspeed
 from harness.schedule.builders.single import single
 from harness.schedule.builders.tensor_parallel import with_traffic
+from harness.schedule.frozen_stages import without_frozen
 from harness.schedule.tied_weight_ops import plan_ties
 from harness.schedule.transfers import plan_transfers
 
@@ -85,7 +86,8 @@ class SBPEngine(Engine):
             return with_traffic(single(plan.micro_batches), plan)
         transfers = plan_transfers(plan, profile, portals=False)
         devices = [stage.device for stage in plan.stages]
-        return with_traffic(deepspeed(plan.micro_batches, devices, transfers, ties=plan_ties(plan, profile)), plan)
+        found = deepspeed(plan.micro_batches, devices, transfers, ties=plan_ties(plan, profile))
+        return without_frozen(with_traffic(found, plan), plan, profile)
 
     def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
         """Return the layers as they run: local statistics cost no more than a batch norm of one device."""

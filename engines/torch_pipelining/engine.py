@@ -24,7 +24,8 @@ What it cannot do:
 * 1f1b sends a gradient when it receives the next activation, and waits for both; in the schedule messages leave as soon
   as they are there, so a prediction may be too fast.
 * Shapes are found on fake tensors, so a layer may not look at values to decide what to do.
-* In zbv's first stage the half of the backward pass for the inputs is empty, and the other half is all of it.
+* In zbv's first stage the half of the backward pass for the inputs is empty, and the other half is all of it. Here that
+  is so of the first stage with a trained layer, too: torch would compute no gradients of its weights.
 * Its messages run next to the tasks, unseen: a trace has tasks and collectives only.
 
 Replicas (`mesh.data`) are this engine's: after the pass the gradients of each stage are summed, all in one buffer.
@@ -48,6 +49,7 @@ from harness.schedule import Schedule, action_file, plan_order
 from harness.schedule.action_file import KEY
 from harness.schedule.builders.data_parallel import with_replicas
 from harness.schedule.families import FAMILIES, chunks_of_file, micro_batch_fixes, wrong_chunks
+from harness.schedule.frozen_stages import without_frozen
 from harness.schedule.tied_weight_ops import plan_ties, with_ties
 from harness.schedule.transfers import plan_transfers
 
@@ -146,10 +148,11 @@ class TorchPipeliningEngine(Engine):
             found = plan_order.schedule(plan, transfers)
         else:
             found = self.family.build(m, n, self.config.chunks, transfers)
-        return with_ties(with_replicas(found, plan, profile), plan_ties(plan, profile), "compute")
+        found = with_ties(with_replicas(found, plan, profile), plan_ties(plan, profile), "compute")
+        return without_frozen(found, plan, profile)
 
     def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
-        return profile.without_input_gradients(plan.stages[0].last)
+        return profile.without_input_gradients(plan.stages[plan.stage_of(profile.frozen_prefix)].last)
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         return replace(model, messages="kept", reducing=1.0)

@@ -33,6 +33,8 @@ class TracedStage(PipelineStage):
             module, module.number, len(stages), session.device, input_args=entering, output_args=leaving, group=group
         )
         self.session, self.module = session, module
+        self.delayed: dict[int, tuple[Any, bool]] = {}
+        """The losses of micro-batches whose backward pass is all in the half for the weights."""
         self.forward_bytes: dict[str, int] = {}
         self.backward_bytes: dict[str, int] = {}
         number, place = module.number, session.pipeline_rank
@@ -52,14 +54,25 @@ class TracedStage(PipelineStage):
         session.bytes_sent.update(self.forward_bytes)
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
         with self._task("B", bwd_chunk_id):
-            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            if full_backward or "" not in self.module.ungraded_in:
+                super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+            else:  # torch finds no weights where no input has a gradient, but in the first stage
+                self.delayed[bwd_chunk_id] = loss, last_backward
+                self.bwd_cache[bwd_chunk_id] = (None,) * len(self.args_recv_info[bwd_chunk_id])
         self.session.bytes_sent.update(self.backward_bytes)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         with self._task("W", bwd_chunk_id):
-            super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+            if bwd_chunk_id not in self.delayed:
+                super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+                return
+            loss, last_backward = self.delayed.pop(bwd_chunk_id)
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward=True, last_backward=last_backward)
+            self.bwd_cache.pop(bwd_chunk_id)
 
     @contextmanager
     def _task(self, kind: Kind, i: int) -> Iterator[None]:

@@ -13,6 +13,8 @@ apart
 * A batch that the micro-batches do not divide is cut by `torch.chunk`, which may give fewer micro-batches.
 * Its deferred batch norm takes the biased variance.
 * An error in a layer's backward pass does not say which stage it comes from.
+* With recomputation, or skips, stages of a frozen prefix are recomputed and get gradients all the same: zeros, so that
+  their layers have no backward pass.
 
 Three things are fixed, since runs could not be compared without: a recomputation does not update batch norm's running
 statistics a second time, autocast holds in its worker threads, too, and a stage whose layers work in place gets copies.
@@ -34,6 +36,7 @@ from harness.core.value_checks import one_of
 from harness.interfaces import Capabilities, Engine, Model, Searched, Session, SessionSpec
 from harness.schedule import Schedule
 from harness.schedule.builders.gpipe import RECOMPUTE, gpipe
+from harness.schedule.frozen_stages import without_frozen
 from harness.schedule.tied_weight_ops import tied_stages
 from harness.schedule.transfers import plan_transfers
 
@@ -89,7 +92,9 @@ class TorchGPipeEngine(Engine):
         """Return the schedule of `engine=gpipe` with dependency, streams and portals, as in the paper; GPUs follow
         it."""
         devices = [stage.device for stage in plan.stages]
-        return gpipe(plan.micro_batches, devices, plan_transfers(plan, profile, portals=True), plan.recompute)
+        found = gpipe(plan.micro_batches, devices, plan_transfers(plan, profile, portals=True), plan.recompute)
+        sends_zeros = plan.recompute != "never" or profile.skips
+        return found if sends_zeros else without_frozen(found, plan, profile)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.torchgpipe.session import TorchGPipeSession

@@ -78,11 +78,11 @@ def checkpointed(profile: ModelProfile, plan: Plan, every: str) -> ModelProfile:
 
     The backward time of recomputed layers includes their forward time, and `recomputed_flops` its FLOPs. A segment
     saves its input (and skips from earlier segments of its stage); what its layers save while its backward pass runs is
-    `working_bytes`.
+    `working_bytes`. A segment of a frozen prefix saves nothing.
     """
     layers = list(profile.layers)
     for stage in plan.stages:
-        recomputed = segments(stage, every, len(layers))
+        recomputed = [one for one in segments(stage, every, len(layers)) if one[1] >= profile.frozen_prefix]
         for first, last in recomputed:
             kept = profile.boundary_bytes(first) + sum(
                 skip.bytes for skip in profile.skips if stage.first <= skip.source < first <= skip.target <= last

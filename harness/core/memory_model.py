@@ -82,10 +82,11 @@ class MemoryModel(Document):
     def delayed_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
         """Returns the bytes that the backward pass of one micro-batch keeps for delayed gradients of the weights.
 
-        These are gradients of outputs: of each matmul with a trained weight, else of the layer. The first stage keeps
-        none: its input needs no gradient, so all of its backward pass is delayed.
+        These are gradients of outputs: of each matmul with a trained weight, else of the layer. The first stage with
+        a backward pass keeps none: its input needs no gradient, so all of its backward pass is delayed.
         """
-        return sum(self.delayed_of(profile, number) for number in range(first, last + 1)) if first else 0
+        needed = first > profile.frozen_prefix
+        return sum(self.delayed_of(profile, number) for number in range(first, last + 1)) if needed else 0
 
     def delayed_of(self, profile: ModelProfile, number: int) -> int:
         """Returns the bytes of one layer in `delayed_bytes`."""

@@ -286,6 +286,16 @@ class ModelProfile(Document):
         """The first layer with parameters that are trained; those before it need no backward pass. 0 without any."""
         return next((number for number, layer in enumerate(self.layers) if layer.trained_bytes), 0)
 
+    @cached_property
+    def frozen_prefix(self) -> int:
+        """How many layers come before all that are trained, if any of them has weights: no gradient reaches them."""
+        before = self.layers[: self.first_trained]
+        return len(before) if any(layer.frozen_weights or layer.frozen_bytes for layer in before) else 0
+
+    def needed_gradient(self, skip: Skip) -> bool:
+        """Returns whether the tensor of a skip gets a gradient."""
+        return skip.source >= self.frozen_prefix
+
     def boundary_bytes(self, layer: int) -> int:
         """Returns the bytes of one micro-batch that enter `layer` from the layer before it (the input for layer 0)."""
         return self.input_bytes if layer == 0 else self.layers[layer - 1].output_bytes

@@ -101,6 +101,12 @@ def main() -> None:
     plan = Plan(Mesh(DATA, PIPELINE), tuple(Stage(*stage) for stage in STAGES), MICRO_BATCHES)
     shapes = BoundaryShapes(layers, plan, device, getattr(torch, AUTOCAST) if AUTOCAST else None)
     modules = stage_modules(layers, plan, [j for j, stage in enumerate(plan.stages) if stage.device == place])
+    for module in (
+        *shapes.stages,
+        *modules,
+    ):  # halves of a backward pass need the gradient of an input, also a frozen one
+        module.ungraded_in.clear()
+        module.ungraded_out.clear()
     for module in modules:
         module.to(device)
         module.autocast = getattr(torch, AUTOCAST) if AUTOCAST else None

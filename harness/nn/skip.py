@@ -140,6 +140,18 @@ class LayerSkip:
     target: int
 
 
+def frozen_prefix(layers: Iterable[tuple[str, nn.Module]]) -> int:
+    """How many layers come before all that are trained, if any of them has weights: no gradient reaches them. As
+    `ModelProfile.frozen_prefix`."""
+    has_weights = False
+    for number, (_, layer) in enumerate(layers):
+        weights = [*layer.parameters()]
+        if any(weight.requires_grad for weight in weights):
+            return number if has_weights else 0
+        has_weights = has_weights or bool(weights)
+    return 0
+
+
 def layer_skips(layers: Iterable[tuple[str, nn.Module]]) -> list[LayerSkip]:
     """Returns the skips of a sequence of named layers, by source; a layer's own stash and pop do not count.
 

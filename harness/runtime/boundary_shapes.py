@@ -25,7 +25,7 @@ class BoundaryShapes:
     def __init__(self, layers: nn.Sequential, plan: Plan, device: torch.device, autocast: torch.dtype | None) -> None:
         self.mode, self.device = FakeTensorMode(allow_non_fake_inputs=True), device
         fakes = {
-            id(tensor): FakeTensor(self.mode, tensor.detach().to("meta"), device)
+            id(tensor): FakeTensor(self.mode, tensor.detach().to("meta").requires_grad_(tensor.requires_grad), device)
             for tensor in (*layers.parameters(), *layers.buffers(), *_attributes(layers))
         }
         self.stages = stage_modules(copy.deepcopy(layers, fakes), plan, range(len(plan.stages)))
@@ -36,12 +36,14 @@ class BoundaryShapes:
         """Return the inputs of each stage, and then the outputs of the last one, for the micro-batch `inputs`."""
         with self.mode, torch.no_grad():
             values = tuple(torch.empty(one.shape, dtype=one.dtype, device=self.device) for one in inputs)
-            found = [values]
+            found = [tuple(_example(tensor, False) for tensor in values)]
             for stage in self.stages:
                 left = stage(*values)
                 values = left if isinstance(left, tuple) else (left,)
-                found.append(values)
-        return [tuple(_example(tensor, j > 0) for tensor in values) for j, values in enumerate(found)]
+                parts = [""] * (len(values) - len(stage.leaving)) + stage.leaving
+                graded = [part not in stage.ungraded_out for part in parts]
+                found.append(tuple(map(_example, values, graded)))
+        return found
 
 
 def _attributes(layers: nn.Module) -> list[Tensor]:
@@ -49,6 +51,6 @@ def _attributes(layers: nn.Module) -> list[Tensor]:
     return [value for module in layers.modules() for value in vars(module).values() if isinstance(value, Tensor)]
 
 
-def _example(tensor: Tensor, computed: bool) -> Tensor:
-    gradient = computed and differentiable(tensor)
+def _example(tensor: Tensor, graded: bool) -> Tensor:
+    gradient = graded and differentiable(tensor)
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=gradient)

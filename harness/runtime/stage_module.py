@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from harness.core.error_notes import StageNote
 from harness.core.plan import Plan
 from harness.nn import dropout, parametrization_cache, skip
-from harness.nn.skip import LayerSkip, layer_skips, named_layers
-from harness.runtime.autograd import differentiable, non_leaf
+from harness.nn.skip import LayerSkip, frozen_prefix, layer_skips, named_layers
+from harness.runtime.autograd import differentiable, new_leaf, non_leaf
 from harness.runtime.recomputation import Before, ForwardState
 from harness.runtime.values import SEVERAL, OverlapWatch, check_value, tensors_of
 
@@ -31,16 +31,28 @@ class StageModule(nn.Sequential):
     change in place reaches one only. Namedtuples arrive as plain tuples.
 
     Whoever runs it says with `at` which micro-batch comes next: for the dropout masks, and for errors.
+
+    The `prefix`, the first layers of the model, is frozen: what it makes gets no gradient (`ungraded` are such parts
+    among all that arrive and leave, "" is what goes from layer to layer).
     """
 
     def __init__(
-        self, number: int, layers: Sequence[tuple[str, nn.Module]], first: int, skips: Sequence[LayerSkip]
+        self,
+        number: int,
+        layers: Sequence[tuple[str, nn.Module]],
+        first: int,
+        skips: Sequence[LayerSkip],
+        prefix: int = 0,
     ) -> None:
         super().__init__(OrderedDict(layers))
         last = first + len(layers) - 1
         self.number = number
         self.arriving = [s.name for s in skips if s.source < first <= s.target]
         self.leaving = [s.name for s in skips if s.source <= last < s.target]
+        frozen = {s.name for s in skips if s.source < prefix}
+        self.ungraded_in = {*([""] if prefix and first <= prefix else []), *frozen.intersection(self.arriving)}
+        self.ungraded_out = {*([""] if last < prefix else []), *frozen.intersection(self.leaving)}
+        self.has_backward = last >= prefix
         self.in_place = any(getattr(module, "inplace", False) for module in self.modules())
         self.autocast: torch.dtype | None = None
         self.recomputes = False
@@ -55,7 +67,7 @@ class StageModule(nn.Sequential):
     def forward(self, *arrived: Any) -> Any:
         """Run the layers: (input, skips in transit) -> (output, skips in transit)."""
         flat = arrived[0] if len(arrived) == 1 and isinstance(arrived[0], tuple) else arrived
-        values = [self._entry(tensor) for tensor in flat]
+        values = [self._entry(tensor, part) for tensor, part in zip(flat, self._parts(len(flat)), strict=True)]
         own = len(values) - len(self.arriving)
         value = values[0] if own == 1 else tuple(values[:own])
         arriving = dict(zip(self.arriving, values[own:], strict=True))
@@ -68,14 +80,27 @@ class StageModule(nn.Sequential):
         outs = [value] if isinstance(value, Tensor) else [*value]
         if before is not None:
             before.same_outputs([*outs, *(left[name] for name in self.leaving)])
-        outs = [_differentiable(tensor).contiguous() for tensor in (*outs, *(left[name] for name in self.leaving))]
+        skips = [self._exit(left[name], name) for name in self.leaving]
+        outs = [*(self._exit(tensor, "") for tensor in outs), *skips]
         return outs[0] if len(outs) == 1 else tuple(outs)
 
-    def _entry(self, tensor: Tensor) -> Tensor:
+    def leaves(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What arrives, where the stage's own graph begins: leaves, but for what needs no gradient."""
+        pairs = zip(tensors, self._parts(len(tensors)), strict=True)
+        return tuple(tensor.detach() if part in self.ungraded_in else new_leaf(tensor) for tensor, part in pairs)
+
+    def _parts(self, count: int) -> list[str]:
+        """The part of each of `count` tensors that arrive."""
+        return [""] * (count - len(self.arriving)) + self.arriving
+
+    def _exit(self, tensor: Tensor, part: str) -> Tensor:
+        return (tensor.detach() if part in self.ungraded_out else _differentiable(tensor)).contiguous()
+
+    def _entry(self, tensor: Tensor, part: str) -> Tensor:
         if self.recomputes:
             tensor = tensor.clone()  # what arrived is needed a second time, and any layer may work in place
         # micro-batches are views of a batch: with `data` each counts its own changes in place
-        return non_leaf(tensor) if tensor.requires_grad else tensor.data
+        return non_leaf(tensor) if tensor.requires_grad and part not in self.ungraded_in else tensor.data
 
     def _layers(self, value: Any) -> Any:
         return self._through(named_layers(self), value)
@@ -133,13 +158,13 @@ def stage_modules(
     With `portals` skips go from stage to stage by themselves: none passes through the stages between.
     """
     named = named_layers(layers)
-    skips = layer_skips(named)
+    skips, prefix = layer_skips(named), frozen_prefix(named)
     found = []
     for number in numbers:
         stage = plan.stages[number]
         own = range(stage.first, stage.last + 1)
         passing = [one for one in skips if not portals or one.source in own or one.target in own]
-        found.append(StageModule(number, named[stage.first : stage.last + 1], stage.first, passing))
+        found.append(StageModule(number, named[stage.first : stage.last + 1], stage.first, passing, prefix))
     return found
 
 

@@ -45,14 +45,15 @@ class StagePasses:
         self.stage = stage
         self.inputs: dict[int, dict[str, list[Tensor]]] = {}
         self.outputs: dict[int, dict[str, list[Tensor]]] = {}
-        self.edges: dict[int, list[GradientEdge | None]] = {}
+        self.edges: dict[int, dict[str, list[GradientEdge | None]]] = {}
         self.gradients: dict[int, dict[str, list[Tensor]]] = {}
 
     def arrived(self, i: int, part: str, tensors: list[Tensor], forward: bool) -> None:
         """Take tensors of micro-batch i from another stage: activations with `forward`, else gradients."""
         values = self.inputs if forward else self.gradients
-        kept = [one.requires_grad_(differentiable(one)) for one in tensors] if forward else tensors
-        values.setdefault(i, {})[part] = kept
+        if forward and part not in self.stage.ungraded_in:
+            tensors = [one.requires_grad_(differentiable(one)) for one in tensors]
+        values.setdefault(i, {})[part] = tensors
 
     def leaving(self, i: int, part: str, forward: bool) -> list[Tensor]:
         """Return the tensors to send to another stage, once their pass has ended. Each is returned once."""
@@ -70,7 +71,14 @@ class StagePasses:
         several = len(flat) - len(skips)
         jumps = {name: [tensor] for name, tensor in zip(skips, flat[several:], strict=True)}
         self.outputs[i] = {"": flat[:several], **jumps}
-        self.edges[i] = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in flat]
+        self.edges[i] = {part: [_edge(tensor) for tensor in tensors] for part, tensors in self.outputs[i].items()}
+        if torch.is_grad_enabled():  # else the inputs are needed again
+            self._forget_inputs(i)
+
+    def _forget_inputs(self, i: int) -> None:
+        """Release what comes from a frozen prefix: it gets no gradient, and the graph has what it has saved of it."""
+        for part in self.stage.ungraded_in:
+            self.inputs.get(i, {}).pop(part, None)
 
     def result(self, i: int) -> Value:
         """What the last stage gives of micro-batch i, as the loss takes it."""
@@ -89,10 +97,15 @@ class StagePasses:
         del self.outputs[i]
         if loss is not None:
             return ([get_gradient_edge(loss)], [torch.ones_like(loss)]) if loss.requires_grad else ([], [])
-        gradients = self._flat(self.gradients.pop(i), self.stage.leaving)
-        pairs = [(edge, one) for edge, one in zip(edges, gradients, strict=True) if edge is not None]
+        arrived = self.gradients.pop(i, {})
+        each = [pair for part, ones in arrived.items() for pair in zip(edges[part], ones, strict=True)]
+        pairs = [(edge, one) for edge, one in each if edge is not None]
         return [edge for edge, _ in pairs], [one for _, one in pairs]
 
     @staticmethod
     def _flat(values: dict[str, list[Tensor]], skips: list[str]) -> list[Tensor]:
         return [tensor for part in ("", *skips) for tensor in values[part]]
+
+
+def _edge(tensor: Tensor) -> GradientEdge | None:
+    return get_gradient_edge(tensor) if tensor.requires_grad else None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from harness.sbp.device_grid import Degree, Grid, Strategy, Summa, below, minus
-from harness.sbp.matmul_chain import Chain, Matmul, Residual
+from harness.sbp.matmul_chain import Chain, Matmul, Residual, one_way
 from harness.sbp.memory_limit import TooLarge, held, with_seconds
 from harness.sbp.shortest_path import Ends, Infeasible, Move, Route, Search, Step
 from harness.sbp.strategy_costs import INFINITE, Costs, Place
@@ -152,7 +152,7 @@ def _on_mesh(chain: Chain, costs: Costs, mesh: Summa) -> list[Step | Move]:
             return []
         place = samples if apart else blocks
         if steps and at != place:
-            steps.append(Move(item.input_elements, at, place))
+            steps.append(Move(one_way(item.input_elements, item.cut), at, place))
         at = place
         free = number == 0 and not item.look_up
         # a weight at both ends is held once, and counted with the last matmul

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from harness.sbp import summa
 from harness.sbp.device_grid import Degree, Summa, plus
+from harness.sbp.matmul_chain import OneWay
 from harness.sbp.shortest_path import Move, Route, Step
 from harness.sbp.strategy_costs import Costs
 
@@ -30,7 +31,7 @@ def messages(route: Route, costs: Costs) -> Iterator[Message]:
 
 def _moved(step: Move, costs: Costs) -> Iterator[Message]:
     size = step.elements * costs.element_bytes / costs.grid.size(costs.grid.all)
-    for phase in ("forward", "backward"):
+    for phase in ("forward",) if isinstance(step.elements, OneWay) else ("forward", "backward"):
         yield Message("all_to_all", phase, costs.moved(step.source, step.target), size, costs.micro_batches)
 
 

@@ -67,11 +67,12 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention between two matmuls: every head and every sample is independent."""
+    """Attention between two matmuls: every head and every sample is independent. A `cut` one has no gradient."""
 
     samples: int
     heads: int
     input_elements: int
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,20 @@ class Residual:
 
 Inner = Matmul | Attention
 Item = Inner | Residual
+
+
+class OneWay(int):
+    """The elements of a tensor without a gradient: it is moved in forward passes alone."""
+
+
+def one_way(elements: int, cut: bool) -> int:
+    """Returns the elements of a tensor that enters an item, which say whether it gets a gradient."""
+    return OneWay(elements) if cut else elements
+
+
+def is_cut(item: Item) -> bool:
+    """Returns whether the gradient of what enters an item is not needed."""
+    return is_cut(item.items[0]) if isinstance(item, Residual) else item.cut
 
 
 @dataclass(frozen=True)
@@ -133,24 +148,26 @@ def _chain(profile: ModelProfile) -> Chain:
     width = DTYPE_BYTES[profile.autocast or profile.dtype]
     in_a_row = not profile.skips and not any(map(_mixes, profile.layers))
     items: list[Item] = []
-    first = profile.first_trained
     for number in range(len(profile.layers)):
         own = _layer_items(profile, number, width, in_a_row)
-        items += [_cut(item) for item in own] if number < first else own
+        items += _cut(own) if number <= profile.frozen_prefix and profile.frozen_prefix else own
     if not items:
         raise ValueError(f"the profile of {profile.model or 'the model'} has no matmuls to split")
     return Chain(tuple(items), width)
 
 
-def _cut(item: Item) -> Item:
-    """Returns an item of a layer before all that are trained."""
-    if isinstance(item, Residual):
-        return replace(item, items=tuple(_cut_matmul(one) for one in item.items))
-    return _cut_matmul(item)
-
-
-def _cut_matmul(item: Inner) -> Inner:
-    return replace(item, cut=True) if isinstance(item, Matmul) else item
+def _cut(items: Sequence[Item]) -> list[Item]:
+    """Returns the items of a layer that no gradient enters: those up to the first one that is trained are cut."""
+    found: list[Item] = []
+    trained = False
+    for item in items:
+        inner = item.items if isinstance(item, Residual) else (item,)
+        cut: list[Inner] = []
+        for one in inner:
+            cut.append(one if trained else replace(one, cut=True))
+            trained = trained or (isinstance(one, Matmul) and not one.frozen)
+        found.append(replace(item, items=tuple(cut)) if isinstance(item, Residual) else cut[0])
+    return found
 
 
 def _layer_items(profile: ModelProfile, number: int, width: int, in_a_row: bool) -> list[Item]:

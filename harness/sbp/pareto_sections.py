@@ -7,6 +7,7 @@ import numpy as np
 from harness.sbp.distance_matrix import Matrix, stay
 from harness.sbp.matmul_chain import Matmul, Residual
 from harness.sbp.pareto_edges import Edges
+from harness.sbp.repeated_layers import entering
 from harness.sbp.shortest_path import Search, Section, branch
 
 
@@ -33,7 +34,8 @@ class ParetoSections:
         return _of_matrix(self.search.shortest(section))
 
     def _residual(self, item: Residual, free: float, room: np.ndarray) -> Edges:
-        past = self.search.costs.moving(item.elements)
+        elements = entering(item)
+        past = self.search.costs.moving(elements)
         through = self._along(branch(item, free), room - past)
         source, target = through.source, through.target
         return Edges(
@@ -41,7 +43,7 @@ class ParetoSections:
             target,
             through.seconds + past[source, target],
             through.bytes,
-            lambda k: through.steps(k) + self.search.moved(item.elements, source[k], target[k], past=True),
+            lambda k: through.steps(k) + self.search.moved(elements, source[k], target[k], past=True),
         )
 
     def _along(self, sections: list[Section], room: np.ndarray) -> Edges:

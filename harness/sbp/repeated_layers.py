@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from harness.sbp.matmul_chain import Item, Residual
+from harness.sbp.matmul_chain import Item, Residual, is_cut, one_way
 from harness.sbp.route import Step, Steps
 
 
@@ -76,7 +76,7 @@ def parts(items: Sequence[Item | Repeated], first: bool) -> list[Part]:
 
 
 def entering(item: Item | Repeated) -> int:
-    """Returns the elements of an item's input."""
+    """Returns the elements of an item's input, which say whether it gets a gradient."""
     if isinstance(item, Repeated):
         return entering(item.items[0])
-    return item.elements if isinstance(item, Residual) else item.input_elements
+    return one_way(item.elements if isinstance(item, Residual) else item.input_elements, is_cut(item))

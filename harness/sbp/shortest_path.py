@@ -19,7 +19,7 @@ import numpy as np
 
 from harness.sbp.device_grid import Strategy
 from harness.sbp.distance_matrix import Matrix, along, cheapest, stay, still
-from harness.sbp.matmul_chain import Chain, Item, Matmul, Residual
+from harness.sbp.matmul_chain import Chain, Item, Matmul, OneWay, Residual, one_way
 from harness.sbp.pareto_edges import Edges, matmul_edges
 from harness.sbp.repeated_layers import Part, Repeated, entering, fold_repeats, parts
 from harness.sbp.route import Infeasible, Move, Route, Step, Steps
@@ -120,7 +120,7 @@ class Search:
         first = self.matmuls[0]
         if self.ends == "free" or first.look_up:
             return still(np.zeros((1, len(self.costs.places))))
-        return along(self._batch_split(), [self._move(first.input_elements)])
+        return along(self._batch_split(), [self._move(one_way(first.input_elements, first.cut))])
 
     def end(self) -> Matrix:
         """Returns (places, 1): the cost of bringing the output from each place to its required layout."""
@@ -182,11 +182,11 @@ class Search:
         return [self.fixed[item.name]] if item.name in self.fixed else self.costs.strategies(item)
 
     def _move(self, elements: float) -> Matrix:
-        if elements not in self._cache:
-            self._cache[elements] = Matrix(
-                self.scale * self.costs.moving(elements), lambda i, j: self.moved(elements, i, j)
-            )
-        return self._cache[elements]
+        key = (elements, isinstance(elements, OneWay))
+        if key not in self._cache:
+            seconds = self.scale * self.costs.moving(elements)
+            self._cache[key] = Matrix(seconds, lambda i, j: self.moved(elements, i, j))
+        return self._cache[key]
 
     def moved(self, elements: float, i: int, j: int, past: bool = False) -> Steps:
         """Returns the move from one place to another; no step for the same place."""
@@ -196,10 +196,11 @@ class Search:
     def _residual(self, item: Residual, free: float) -> Matrix:
         """Returns paths through the branch, plus the move of the tensor that its output is added to."""
         sections = [self.shortest(section) for section in branch(item, free)]
-        through, past = along(stay(len(self.costs.places)), sections), self._move(item.elements)
+        elements = entering(item)
+        through, past = along(stay(len(self.costs.places)), sections), self._move(elements)
         return Matrix(
             through.seconds + past.seconds,
-            lambda i, j: through.steps(i, j) + self.moved(item.elements, i, j, past=True),
+            lambda i, j: through.steps(i, j) + self.moved(elements, i, j, past=True),
         )
 
     def _repeated(self, item: Repeated, section: Section) -> Matrix:

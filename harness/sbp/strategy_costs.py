@@ -22,7 +22,7 @@ import numpy as np
 from harness.sbp import summa
 from harness.sbp.collective_costs import Collectives
 from harness.sbp.device_grid import Degree, Grid, Strategy, Summa, below, plus
-from harness.sbp.matmul_chain import Attention, Matmul
+from harness.sbp.matmul_chain import Attention, Matmul, OneWay
 
 Paths = Literal["mixed", "paper"]
 Splits = Literal["even", "power_of_two", "any"]
@@ -164,10 +164,10 @@ class Costs:
         return seconds
 
     def moving(self, elements: float) -> np.ndarray:
-        """Returns (places, places): seconds to move a tensor of a micro-batch, and its gradient back."""
+        """Returns (places, places): seconds to move a tensor of a micro-batch, and its gradient, if it has one."""
         alone, byte = self._moves
         result: np.ndarray = alone + byte * elements * self.element_bytes
-        return result
+        return result / 2 if isinstance(elements, OneWay) else result
 
     # -- places of its input and output -----------------------------------------------------------------------------
 

@@ -176,8 +176,9 @@ class _MemoryTimeline(HeldBytes):
                     self.changes(op.stage).hold(self.start_s[node], self.end_s[node], skips, RECEIVED)
                 later = self.end_s[self.weights.get((op.stage, op.micro_batch), node)]
                 self.changes(op.stage).hold(self.end_s[node], later, self.stages[op.stage].delayed, WORKING)
-            elif kind == "W" and self.whole and not op.stage:  # in the first stage it is the whole backward pass
-                self.changes(op.stage).hold(self.start_s[node], self.end_s[node], self.stages[0].working, WORKING)
+            elif kind == "W" and self.whole and not self.has_input_gradient(op.stage):  # the whole backward pass
+                working = self.stages[op.stage].working
+                self.changes(op.stage).hold(self.start_s[node], self.end_s[node], working, WORKING)
             elif kind == "collective" and split_part(op.part) in SUMS:
                 size = self.reducing(op.stage)
                 self.changes(op.stage).hold(self.start_s[node], self.end_s[node], size, REDUCING)
@@ -222,7 +223,9 @@ class _MemoryTimeline(HeldBytes):
         assert op.peer is not None
         target, source = (op.stage, op.peer) if op.kind == "copy" else (op.peer, op.stage)
         forward, end = op.forward, self.end_s[node]
-        user = self.backward.get((target, op.micro_batch), node)
+        place = (target, op.micro_batch)
+        once = forward and self.used_once(target, op.part) and place not in self.recomputed
+        user = (self.forward if once else self.backward).get(place, node)
         until = self.end_s[user] if forward or op.part else self.start_s[user]
         if self.passing or (self.memory.messages == "copied" and forward):
             pool = (op.micro_batch or 0) + 1 if self.streams else COMPUTE_POOL

@@ -74,6 +74,8 @@ class TaskCosts:
         """Returns what the host takes for a task of a pipeline beyond its layers' time, what passes before it
         included."""
         held = self.trained if kind == "W" else self.held
+        if kind in ("B", "I", "W") and self.plan.stages[stage].last < self.profile.frozen_prefix:
+            return self.cluster.engine_costs.host_s  # of a frozen prefix there is no backward pass
         return self.cluster.task_s + self.cluster.engine_costs.host_s + self.cost(kind, stage).seconds(held[stage])
 
     @cached_property

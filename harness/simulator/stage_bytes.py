@@ -32,7 +32,7 @@ def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: flo
         parameters += layer.trained_bytes
         if layer.backward_bytes:
             grown = layer.backward_bytes - round(layer.new_gradient_bytes * (1 - accumulated))
-            entered = profile.boundary_bytes(number) if number else 0
+            entered = profile.boundary_bytes(number) if number > profile.frozen_prefix else 0
             needed = gradients - entered + max(entered, grown) + round(parameters * kept)
         else:
             needed = gradients + round(layer.trained_bytes * accumulated + parameters * kept) + layer.working_bytes
@@ -43,19 +43,21 @@ def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: flo
 
 def inputs_working_bytes(memory: MemoryModel, profile: ModelProfile, first: int, last: int) -> int:
     """Returns the bytes of the half of a backward pass for the inputs at its peak: it frees nothing, and keeps what
-    that for the weights needs. In the first stage, whose inputs need no gradient, there is nothing to do."""
+    that for the weights needs. Where no gradient of the stage's inputs is needed, there is nothing to do."""
     delayed = beyond = 0
-    for number, gradients in _gradients(profile, first, last) if first else ():
+    for number, gradients in _gradients(profile, first, last) if first > profile.frozen_prefix else ():
         beyond = max(beyond, delayed + gradients + profile.layers[number].working_bytes)
         delayed += memory.delayed_of(profile, number)
     return max(beyond, delayed)
 
 
 def _gradients(profile: ModelProfile, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yields layers, the last one first, with the bytes of the gradients of their output, input and inner skips."""
-    inside = [s for s in profile.skips if first <= s.source and s.target <= last]
-    for number in reversed(range(first, last + 1)):
-        gradients = profile.layers[number].output_bytes + (profile.boundary_bytes(number) if number else 0)
+    """Yields layers, the last one first, with the bytes of the gradients of their output, input and inner skips; none
+    of a frozen prefix."""
+    prefix = profile.frozen_prefix
+    inside = [s for s in profile.skips if max(first, prefix) <= s.source and s.target <= last]
+    for number in reversed(range(max(first, prefix), last + 1)):
+        gradients = profile.layers[number].output_bytes + (profile.boundary_bytes(number) if number > prefix else 0)
         yield number, gradients + sum(s.bytes for s in inside if s.source < number <= s.target)
 
 
@@ -96,6 +98,21 @@ class HeldBytes:
         """Returns the bytes of what arrives at a stage, by its part."""
         return self.arriving.get((stage, forward), {})
 
+    def has_backward(self, number: int) -> bool:
+        """Returns whether a stage has layers after a frozen prefix."""
+        return self.plan.stages[number].last >= self.profile.frozen_prefix
+
+    def has_input_gradient(self, number: int) -> bool:
+        """Returns whether the gradient of a stage's input is needed."""
+        return self.plan.stages[number].first > self.profile.frozen_prefix
+
+    def used_once(self, number: int, part: str) -> bool:
+        """Returns whether what arrives at a stage in a forward pass is of no use after it: it comes from a frozen
+        prefix, which saves nothing."""
+        if part:
+            return any(skip.name == part and not self.profile.needed_gradient(skip) for skip in self.profile.skips)
+        return self.plan.stages[number].first < self.profile.frozen_prefix
+
     def reducing(self, number: int) -> int:
         """Returns the bytes of further gradients while those of a stage are summed over replicas."""
         stage = self.plan.stages[number]
@@ -114,7 +131,8 @@ class HeldBytes:
             return StageBytes(memory.checkpoint_bytes(profile, stage.first, stage.last), task, 0, 0, 0, 0, 0)
         brought = self.messages(number, True)
         counted = (stage.first == 0 or "" in brought) and memory.messages != "copied"
-        if counted:  # the input, which the first layer saves, is counted already
+        first = profile.layers[stage.first]
+        if counted and (first.trained_bytes or not first.param_bytes):  # the input, which it saves, is counted already
             task -= min(profile.boundary_bytes(stage.first), profile.layers[stage.first].saved_bytes)
         checkpoint = 0 if "" in brought or stage.first == 0 else profile.boundary_bytes(stage.first)
         checkpoint += sum(s.bytes for s in profile.skips_into(stage.first, stage.last) if s.name not in brought)

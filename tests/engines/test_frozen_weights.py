@@ -36,10 +36,10 @@ WIDTH, DEPTH, SAMPLES = 96, 6, 16
 class Adapted(nn.Module):
     """A linear layer that is not trained, with two small matrices next to it that are."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        self.down, self.up = nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)
+        self.base = nn.Linear(width, width).requires_grad_(False)
+        self.down, self.up = nn.Linear(width, 4, bias=False), nn.Linear(4, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + self.up(self.down(x))
@@ -80,7 +80,7 @@ def predicted(one: Case) -> dict[str, Any]:
     """The figures of a simulated step, each task of which takes a second."""
     plan = one.plan
     profile = count(one.model, one.samples // plan.micro_batches // plan.mesh.data, "float32")
-    memory = one.engine.memory(named("adam_fp32"), plan.mesh, profile)
+    memory = replace(one.engine.memory(named("adam_fp32"), plan.mesh, profile), copies=one.engine.copies(plan))
     schedule = one.engine.schedule(plan, profile)
     seconds = dict.fromkeys(map(str, schedule.ops()), 1.0)
     cluster = Cluster(devices_per_node=plan.mesh.size)
@@ -92,8 +92,8 @@ def measured(one: Case) -> tuple[list[int], dict[str, int]]:
 
     def train(session: Session) -> tuple[list[int], dict[str, int]]:
         for _ in range(2):
-            session.step(one.model.sample(SAMPLES))
-        steps = [session.step(one.model.sample(SAMPLES), meter=True) for _ in range(2)]
+            session.step(one.model.sample(one.samples))
+        steps = [session.step(one.model.sample(one.samples), meter=True) for _ in range(2)]
         return [max(peaks) for peaks in zip(*(step.peak_memory_bytes or [] for step in steps), strict=True)], {
             kind: size for kind, size in steps[-1].bytes_sent.items() if size
         }

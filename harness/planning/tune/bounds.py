@@ -20,10 +20,10 @@ from harness.simulator.op_durations import TaskCosts
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds of one micro-batch on one device: of the forward passes, and of both. Bytes of the layer that saves
-    most."""
+    """Seconds of one micro-batch on one device: of the forward passes that are recomputed, and of both. Bytes of the
+    layer that saves most."""
 
-    forward_s: float
+    again_s: float
     both_s: float
     most_saved: int
 
@@ -32,12 +32,14 @@ class Work:
         last = len(profile.layers) - 1
         forward = profile.sum("forward_s", 0, last)
         most = max(layer.saved_bytes for layer in profile.layers)
-        return cls(forward, forward + profile.sum("backward_s", 0, last), most)
+        return cls(
+            profile.sum("forward_s", profile.frozen_prefix, last), forward + profile.sum("backward_s", 0, last), most
+        )
 
     def seconds(self, mesh: Mesh, micro_batches: int, recompute: str) -> float:
         """Seconds that a step takes at least, with recomputation as in `recomputed`."""
         again = recomputed(micro_batches, recompute)
-        return (micro_batches * self.both_s + again * self.forward_s) / (mesh.pipeline * mesh.tensor)
+        return (micro_batches * self.both_s + again * self.again_s) / (mesh.pipeline * mesh.tensor)
 
 
 def recomputed(micro_batches: int, recompute: str) -> int:
@@ -67,7 +69,8 @@ def of_plan(layout: Layout, halves: bool) -> float:
     alone = len(plan.stages) == len(plan.devices)
     for number, stage in enumerate(plan.stages):
         within = sent[number] if sent else 0.0
-        busy[stage.device] += m * (forward[number] + back[number] + within) + again * forward[number]
+        repeated = again if stage.last >= layout.profile.frozen_prefix else 0
+        busy[stage.device] += m * (forward[number] + back[number] + within) + repeated * forward[number]
         later = m * (back[number] - inputs[number])
         longest = max(longest, there + busy[stage.device] + max(0.0, way_back - later))
         if alone:

@@ -84,7 +84,8 @@ def _boundaries(layout: Layout, number: int) -> int:
     """Bytes of what enters a stage from the one before, and of the gradient of what it sends to the next."""
     stage, last = layout.plan.stages[number], len(layout.plan.stages) - 1
     entering = layout.profile.boundary_bytes(stage.first) if number else 0
-    return entering + (layout.profile.boundary_bytes(stage.last + 1) if number < last else 0)
+    back = number < last and stage.last >= layout.profile.frozen_prefix
+    return entering + (layout.profile.boundary_bytes(stage.last + 1) if back else 0)
 
 
 def _kept(layout: Layout, number: int, held: Held, more: int) -> int:
@@ -92,6 +93,8 @@ def _kept(layout: Layout, number: int, held: Held, more: int) -> int:
     too."""
     plan, profile, memory = layout.plan, layout.profile, layout.memory
     first, last = plan.stages[number].first, plan.stages[number].last
+    if last < profile.frozen_prefix:
+        return 0  # nothing stays, and there is no backward pass
     task = memory.task_bytes(profile, first, last)
     if memory.activations != "saved":
         return max(held.first, held.later) * task + more * task

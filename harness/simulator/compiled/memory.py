@@ -107,8 +107,8 @@ class _MemoryTimeline(HeldBytes):
                 self.message(node, op)
             elif kind == "B" and self.whole:
                 self.backward_task(node, op)
-            elif kind == "W" and self.whole and not op.stage:
-                self.hold(op.stage, self.start_s[node], self.end_s[node], self.stages[0].working, WORKING)
+            elif kind == "W" and self.whole and not self.has_input_gradient(op.stage):
+                self.hold(op.stage, self.start_s[node], self.end_s[node], self.stages[op.stage].working, WORKING)
             elif kind == "collective" and split_part(op.part) in SUMS:
                 self.hold(op.stage, self.start_s[node], self.end_s[node], self.reducing(op.stage), REDUCING)
             elif kind == "step" and self.memory.freed and self.whole:
@@ -188,6 +188,8 @@ class _MemoryTimeline(HeldBytes):
         target, source = (op.stage, op.peer) if op.kind == "copy" else (op.peer, op.stage)
         forward, start, end = op.forward, self.start_s[node], self.end_s[node]
         user = self.of("B", target, node)
+        if forward and self.used_once(target, op.part):
+            user = np.where(self.recomputed(target, node), user, self.of("F", target, node))
         until = self.at(self.end_s, user, end) if forward or op.part else self.at(self.start_s, user, start)
         if self.passing or (self.memory.messages == "copied" and forward):
             pool = np.maximum(self.columns.column[node], 1) if self.streams else None
