@@ -56,11 +56,15 @@ def _fewest_sent(costs: Sequence[Matrix], sent: Matrix, limit: float) -> list[in
     total[0] = squares[0] = 0.0
     starts = []
     possible = np.triu(np.ones_like(sent, dtype=bool))
+    different = {id(cost): cost for cost in costs}  # few are
+    allowed = {key: np.where(possible & (cost <= limit), sent, np.inf) for key, cost in different.items()}
+    squared = {key: cost**2 for key, cost in different.items()}
     for cost in costs:
-        new_total = np.where(possible & (cost <= limit), total[:-1, None] + sent, np.inf)
-        total[0], total[1:] = np.inf, new_total.min(axis=0)
-        reached = np.isfinite(new_total) & (new_total == total[1:])
-        new_squares = np.where(reached, squares[:-1, None] + cost**2, np.inf)
+        new_total = total[:-1, None] + allowed[id(cost)]
+        least = new_total.min(axis=0)
+        total[0], total[1:] = np.inf, least
+        reached = new_total == np.where(np.isfinite(least), least, np.nan)
+        new_squares = np.where(reached, squares[:-1, None] + squared[id(cost)], np.inf)
         start = new_squares.argmin(axis=0)
         squares[0], squares[1:] = np.inf, new_squares.min(axis=0)
         starts.append(np.concatenate(([0], start)))

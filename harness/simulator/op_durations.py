@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from harness.core.cluster import Cluster, Held
@@ -36,10 +36,7 @@ class TaskCosts:
 
     @cached_property
     def seconds(self) -> Seconds:
-        found = {
-            kind: [self.loaded_s(kind, seconds) + self.beyond_s(kind, stage) for stage, seconds in enumerate(each)]
-            for kind, each in self.kernels_s.items()
-        }
+        found = {kind: self._of_stages(kind, each) for kind, each in self.kernels_s.items()}
         return found | {"step": list(map(self._step_s, range(len(self.plan.stages))))}
 
     @cached_property
@@ -52,15 +49,13 @@ class TaskCosts:
         weights = [whole - part for whole, part in zip(backward, inputs, strict=True)]
         return {"F": forward, "R": forward, "B": backward, "I": inputs, "W": weights}
 
-    def loaded_s(self, kind: str, kernels_s: float) -> float:
-        """Returns what kernels take while other devices, if there are any, compute."""
-        return kernels_s * (1 + (self.cluster.engine_costs.of(kind).share if self.plan.mesh.size > 1 else 0.0))
-
-    def beyond_s(self, kind: str, stage: int) -> float:
-        """Returns what the host takes for a task of a pipeline beyond its layers' time, what passes before it
-        included."""
-        costs, held = self.cluster.engine_costs, self.trained if kind == "W" else self.held
-        return self.cluster.task_s + costs.host_s + costs.of(kind).seconds(held[stage])
+    def _of_stages(self, kind: str, kernels_s: Sequence[float]) -> list[float]:
+        """Returns the seconds of a task of each stage: its kernels, while other devices compute, if there are any; and
+        what the host takes for a task of a pipeline beyond its layers' time, what passes before it included."""
+        costs = self.cluster.engine_costs
+        own, held = costs.of(kind), self.trained if kind == "W" else self.held
+        longer, host_s = 1 + (own.share if self.plan.mesh.size > 1 else 0.0), self.cluster.task_s + costs.host_s
+        return [seconds * longer + (host_s + own.seconds(one)) for seconds, one in zip(kernels_s, held, strict=True)]
 
     @cached_property
     def held(self) -> list[Held]:

@@ -22,6 +22,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.op import COMPUTE, Op
 from harness.core.plan import Plan
 from harness.schedule import Schedule
+from harness.simulator.compiled import event_loop, kept_code
 from harness.simulator.compiled.alone import Alone
 from harness.simulator.compiled.columns import Columns, columns
 from harness.simulator.compiled.edges import has_edges
@@ -43,6 +44,8 @@ def start() -> None:
     settings, OSError, EOFError or UnpicklingError where the folder cannot be written or read."""
     if vars(numba.config)["DISABLE_JIT"]:
         raise RuntimeError("NUMBA_DISABLE_JIT is set")
+    for function in (event_loop.run, fullest):
+        kept_code.read_alone(function)
     execute(tables_of(Work([0.0], [0], [[]]), [Op(0, "F", 0)]))
     nothing, none = np.zeros(0), np.zeros(0, dtype=np.int64)
     fullest(nothing, none, none, nothing, none, none, 1)
