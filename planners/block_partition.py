@@ -43,9 +43,9 @@ def _least_maximum(costs: Sequence[Matrix]) -> float:
     """
     reached = np.full(len(costs[0]) + 1, np.inf)
     reached[0] = 0.0
-    for cost in costs:
-        reached[1:] = np.maximum(reached[:-1, None], cost).min(axis=0)
-        reached[0] = np.inf
+    for k, cost in enumerate(costs):
+        own, after = _places(k, len(cost), len(costs))
+        reached[after] = np.maximum(reached[own, None], cost[own, own]).min(axis=0)
     return float(reached[-1])
 
 
@@ -56,22 +56,33 @@ def _fewest_sent(costs: Sequence[Matrix], sent: Matrix, limit: float) -> list[in
     total[0] = squares[0] = 0.0
     starts = []
     possible = np.triu(np.ones_like(sent, dtype=bool))
-    for cost in costs:
-        new_total = np.where(possible & (cost <= limit), total[:-1, None] + sent, np.inf)
-        total[0], total[1:] = np.inf, new_total.min(axis=0)
-        reached = np.isfinite(new_total) & (new_total == total[1:])
-        new_squares = np.where(reached, squares[:-1, None] + cost**2, np.inf)
-        start = new_squares.argmin(axis=0)
-        squares[0], squares[1:] = np.inf, new_squares.min(axis=0)
-        starts.append(np.concatenate(([0], start)))
+    different = {id(cost): cost for cost in costs}  # few are
+    allowed = {key: np.where(possible & (cost <= limit), sent, np.inf) for key, cost in different.items()}
+    squared = {key: cost**2 for key, cost in different.items()}
+    for k, cost in enumerate(costs):
+        own, after = _places(k, len(sent), len(costs))
+        new_total = total[own, None] + allowed[id(cost)][own, own]
+        total[after] = least = new_total.min(axis=0)
+        reached = new_total == np.where(np.isfinite(least), least, np.nan)
+        new_squares = np.where(reached, squares[own, None] + squared[id(cost)][own, own], np.inf)
+        starts.append(new_squares.argmin(axis=0))
+        squares[after] = new_squares.min(axis=0)
     return _sizes_back(starts, len(sent))
 
 
+def _places(k: int, elements: int, blocks: int) -> tuple[slice, slice]:
+    """Returns the elements that block k can begin and end with, for each other block has one at least; and how many
+    elements can be cut after it."""
+    end = elements - blocks + k + 1
+    return slice(k, end), slice(k + 1, end + 1)
+
+
 def _sizes_back(starts: list[npt.NDArray[np.int64]], end: int) -> list[int]:
-    """Follows the starts from the last block to the first."""
+    """Follows the starts from the last block to the first; `starts[k]` are those of block k, counted from k, for each
+    element that it can end with."""
     sizes = []
-    for start in reversed(starts):
-        first = int(start[end])
+    for k, start in reversed([*enumerate(starts)]):
+        first = k + int(start[end - 1 - k])
         sizes.append(end - first)
         end = first
     return sizes[::-1]

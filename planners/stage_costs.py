@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,6 +20,9 @@ from harness.core.problem import NoPlan, Problem
 from harness.interfaces import PlanRequest
 from harness.schedule.builders.gpipe import recomputed
 from planners.block_partition import Matrix, Vector
+
+KEPT = 32
+"""Tables of each kind that are kept: a search has a profile for each size of micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +45,20 @@ def by_time(profile: ModelProfile, cluster: Cluster, request: PlanRequest) -> St
     Computing is forward, backward, and forward again for the share of the micro-batches that is recomputed, but of a
     frozen prefix. Stage k receives from the devices of all stages before it. Raises NoPlan for a profile without times.
     """
-    share = _recomputed(request) / request.batch.micro_batches
-    again = [share if number >= profile.frozen_prefix else 0.0 for number in range(len(profile.layers))]
-    pairs = zip(profile.layers, again, strict=True)
-    seconds = np.array([layer.forward_s * (1 + more) + layer.backward_s for layer, more in pairs])
+    share, same = _recomputed(request) / request.batch.micro_batches, _Same(profile)
+    seconds, computing = _computing(same, share)
     if not seconds.any():
         message = f"needs layer times, the profile of {profile.model or 'the model'} ({profile.source}) has none"
         raise NoPlan(Problem("planner.by", "time", message, ({"planner.by": "parameters"},)))
-    computing = _sums(seconds)
     stages = [computing]
     receiving: dict[tuple[Link, frozenset[Link]], Matrix] = {}
-    for j, device in enumerate(request.devices[1:], start=1):
-        links = [cluster.link(source, device) for source in request.devices[:j]]
-        key = (links[-1], frozenset(links))
+    of_nodes: dict[int, int] = {}  # a device of each node that is passed
+    for source, device in pairwise(request.devices):
+        of_nodes[cluster.node(source)] = source
+        links = frozenset(cluster.link(before, device) for before in of_nodes.values())
+        key = (cluster.link(source, device), links)
         if key not in receiving:
-            receiving[key] = np.maximum(computing, _receiving(profile, *key))
+            receiving[key] = np.maximum(computing, _receiving(same, *key))
         stages.append(receiving[key])
     return StageCosts(seconds, tuple(stages))
 
@@ -68,9 +72,8 @@ def by_memory(profile: ModelProfile, memory: MemoryModel, request: PlanRequest) 
     """
     waiting = _recomputed(request)
     whole = max(request.batch.micro_batches - waiting, 1)
-    state = np.array([memory.state_bytes(profile, i, i) for i in range(len(profile.layers))], dtype=np.float64)
-    tasks = np.array([memory.task_bytes(profile, i, i) for i in range(len(profile.layers))], dtype=np.float64)
-    entered = _entering(profile, float, float)
+    state, tasks, shared = _bytes(_Same(profile), memory)
+    entered = sent_bytes(profile).copy()
     entered[0] += profile.input_bytes
     if memory.activations == "inputs":
         kept = waiting * entered
@@ -79,10 +82,7 @@ def by_memory(profile: ModelProfile, memory: MemoryModel, request: PlanRequest) 
         twice = np.minimum(inputs, tasks)  # the stage's input, if its first layer saves it
         kept = request.batch.micro_batches * entered - whole * twice[:, None]
     layers = state + whole * tasks
-    weights = memory.weights * memory.versions
-    twice = (weights + memory.gradients + memory.optimizer) * _shared(profile, frozen=False)
-    twice += weights * _shared(profile, frozen=True)
-    return StageCosts(layers, (_sums(layers) + kept - twice,) * len(request.devices))
+    return StageCosts(layers, (_sums(layers) + kept - shared,) * len(request.devices))
 
 
 def by_parameters(profile: ModelProfile, request: PlanRequest) -> StageCosts:
@@ -94,13 +94,68 @@ def by_parameters(profile: ModelProfile, request: PlanRequest) -> StageCosts:
 
 def sent_bytes(profile: ModelProfile) -> Matrix:
     """Returns bytes of one micro-batch that are sent to each stage: its boundary, and each skip once (portals)."""
-    return _entering(profile, float, float)
+    return _sent(_Same(profile))
+
+
+class _Same:
+    """A profile as a key of what is made of it: equal to itself alone. A search has few profiles and plans them often;
+    comparing two of them, or hashing one, takes longer than what is kept."""
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self.profile = profile
+
+    def __hash__(self) -> int:
+        return id(self.profile)
+
+    def __eq__(self, other: object) -> bool:
+        return hash(self) == hash(other)  # the profile is there as long as the key is
+
+
+def _kept(*tables: Matrix) -> None:
+    """Refuses to change tables that later plans get, too."""
+    for table in tables:
+        table.setflags(write=False)
+
+
+@lru_cache(maxsize=KEPT)
+def _sent(of: _Same) -> Matrix:
+    found = _entering(of.profile, float, float)
+    _kept(found)
+    return found
+
+
+@lru_cache(maxsize=KEPT)
+def _computing(of: _Same, share: float) -> tuple[Vector, Matrix]:
+    """Returns the seconds of each layer, of which forward passes of a `share` come twice, but of a frozen prefix, and
+    the table of their sums."""
+    layers, prefix = of.profile.layers, of.profile.frozen_prefix
+    again = [share if number >= prefix else 0.0 for number in range(len(layers))]
+    pairs = zip(layers, again, strict=True)
+    seconds = np.array([layer.forward_s * (1 + more) + layer.backward_s for layer, more in pairs])
+    found = seconds, _sums(seconds)
+    _kept(*found)
+    return found
+
+
+@lru_cache(maxsize=KEPT)
+def _bytes(of: _Same, memory: MemoryModel) -> tuple[Vector, Vector, Matrix]:
+    """Returns the bytes of each layer's state, those that a task keeps of it, and the table of the bytes of tied
+    weights that sums of states count more than once."""
+    profile, each = of.profile, range(len(of.profile.layers))
+    state = np.array([memory.state_bytes(profile, i, i) for i in each], dtype=np.float64)
+    tasks = np.array([memory.task_bytes(profile, i, i) for i in each], dtype=np.float64)
+    weights = memory.weights * memory.versions
+    shared = (weights + memory.gradients + memory.optimizer) * _shared(profile, frozen=False)
+    shared += weights * _shared(profile, frozen=True)
+    found = state, tasks, shared
+    _kept(*found)
+    return found
 
 
 def _recomputed(request: PlanRequest) -> int:
     """Returns the number of micro-batches that are recomputed."""
-    micro_batches = request.batch.micro_batches
-    return sum(recomputed(i, micro_batches, request.recompute) for i in range(micro_batches))
+    count, mode = request.batch.micro_batches, request.recompute
+    return recomputed(0, count, mode) * (count - 1) + recomputed(count - 1, count, mode)  # only the last one may differ
 
 
 def _sums(values: Vector) -> Matrix:
@@ -123,13 +178,18 @@ def _shared(profile: ModelProfile, frozen: bool) -> Matrix:
     return table
 
 
-def _receiving(profile: ModelProfile, nearest: Link, links: frozenset[Link]) -> Matrix:
+@lru_cache(maxsize=KEPT)
+def _receiving(of: _Same, nearest: Link, links: frozenset[Link]) -> Matrix:
     """Returns the seconds in which a stage's inputs arrive: a message for the boundary, and one for each skip.
 
     The boundary comes over the `nearest` link. A skip may come from any stage before, so it is charged the slowest of
     the `links`; they differ only where stages are on several nodes.
     """
-    return _entering(profile, lambda size: _seconds(nearest, size), lambda size: max(_seconds(k, size) for k in links))
+    found = _entering(
+        of.profile, lambda size: _seconds(nearest, size), lambda size: max(_seconds(k, size) for k in links)
+    )
+    _kept(found)
+    return found
 
 
 def _seconds(link: Link, size: int) -> float:

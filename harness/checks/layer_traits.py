@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import attrgetter
 
 from omegaconf import DictConfig
 
@@ -22,6 +23,10 @@ from harness.interfaces import Capabilities
 HIDDEN = "an attribute of the layer itself that is this parameter or module"
 REAL = "torch.view_as_real where it is made"
 AS_REAL = "a weight of real numbers, and torch.view_as_complex of it in forward"
+_odd = attrgetter(
+    *("changes", "max_norm", "sparse", "scalars", "empty"), *("draws", "too_large", "complex", "integers", "strided")
+)
+"""What some engines cannot run wherever the layer is. Few layers have any of it, and searches ask for many plans."""
 MEMORY = "one parameter in both places, or clone() for one of them"
 
 
@@ -112,6 +117,8 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
                 yield problem(message, other, MEMORY)
     for index, layer in enumerate(profile.layers):
         traits = layer.traits
+        if not any(_odd(traits)):
+            continue
         if traits.sparse and not can.sparse:
             message = f"has sparse gradients of {traits.sparse[0]!r}, engine={engine} takes dense ones"
             yield problem(message, other, "sparse=False")
@@ -154,6 +161,8 @@ def _changing(
 ) -> Iterator[tuple[str, tuple[Fix, ...], str]]:
     """Message, fixes and hint where a layer changes weights in its forward pass."""
     layer = profile.layers[index]
+    if not (layer.traits.changes or layer.traits.max_norm):
+        return
     single = (_other_engine(config, "single"),)
     copied = _copied(index, can, plan, profile)
     if layer.traits.max_norm and copied:

@@ -18,6 +18,7 @@ import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
@@ -215,7 +216,9 @@ def choices(loader: ConfigLoader, group: str) -> list[str]:
     """The choices of a group; names that begin with _ are schemas. Looked up once: the points of a sweep share them."""
     key = (group, str(registry.ROOT), registry.further() or "")
     if key not in _CHOICES:
-        _CHOICES[key] = [name for name in loader.get_group_options(group) if not name.startswith("_")]
+        there = (source for source in loader.get_sources() if source.is_group(group))
+        found = {name for source in there for name in source.list(group, ObjectType.CONFIG)}
+        _CHOICES[key] = sorted(name for name in found if not name.startswith("_"))
     return _CHOICES[key]
 
 

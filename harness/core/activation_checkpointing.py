@@ -108,7 +108,7 @@ def _recomputed_segment(segment: tuple[LayerProfile, ...], kept: int) -> list[La
         backward_s = layer.backward_s + layer.forward_s
         fixed_s = layer.backward_s * layer.backward_fixed + layer.forward_s * layer.forward_fixed
         layers.append(
-            replace(
+            _changed(
                 layer,
                 backward_s=backward_s,
                 backward_fixed=fixed_s / backward_s if backward_s else 0.0,
@@ -119,3 +119,11 @@ def _recomputed_segment(segment: tuple[LayerProfile, ...], kept: int) -> list[La
             )
         )
     return layers
+
+
+def _changed(layer: LayerProfile, **numbers: float) -> LayerProfile:
+    """Returns the layer with other numbers, which follow from checked ones: `replace` would check all fields again, for
+    each layer of each plan of a search."""
+    found = object.__new__(LayerProfile)
+    vars(found).update(vars(layer), **numbers)
+    return found

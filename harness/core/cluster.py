@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -165,7 +166,7 @@ class TaskCost:
         """That of half of a task, of which what depends on the stage is half as much."""
         return replace(self, **{name: getattr(self, name) / 2 for name in OF_HELD})
 
-    @property
+    @cached_property
     def _of_held(self) -> tuple[float, ...]:
         """In the order of `Held`."""
         return tuple(getattr(self, name) for name in OF_HELD)
@@ -192,10 +193,23 @@ class EngineCosts(Document):
     def of(self, kind: str) -> TaskCost:
         """Returns the cost of an op. A recomputation that was not measured is a forward pass, a half of a backward pass
         `TaskCost.half`."""
+        if kind not in self._found:
+            self._found[kind] = self._of(kind)
+        return self._found[kind]
+
+    @cached_property
+    def _found(self) -> dict[str, TaskCost]:
+        """Those that were asked for."""
+        return {}
+
+    def _of(self, kind: str) -> TaskCost:
         known = {one.kind: one for one in self.ops}
         if kind in ("I", "W") and kind not in known and "B" in known:
             return known["B"].half
         return known.get(kind) or known.get({"R": "F"}.get(kind, ""), TaskCost(kind))
+
+
+UNKNOWN_COSTS = EngineCosts("", "")
 
 
 @dataclass(frozen=True)
@@ -258,7 +272,7 @@ class Cluster(Document):
     @property
     def engine_costs(self) -> EngineCosts:
         """Those of the engine that uses the cluster (`used_with`): nothing where they are not known."""
-        return self.engines[0] if len(self.engines) == 1 else EngineCosts("", "")
+        return self.engines[0] if len(self.engines) == 1 else UNKNOWN_COSTS
 
     def link(self, source: int, target: int) -> Link:
         """Returns the link between two devices: inside their node, or through the nodes' ports."""

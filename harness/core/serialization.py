@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import marshal
 import math
 import reprlib
 import types
@@ -154,9 +155,23 @@ def _decode_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
 def _decode_tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
     _expect(isinstance(value, (list, tuple)), path, "a list", value)
     if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(decode(kinds[0], item, f"{path}[{index}]") for index, item in enumerate(value))
+        known: dict[bytes, Any] = {}
+        return tuple(_decode_item(kinds[0], item, f"{path}[{index}]", known) for index, item in enumerate(value))
     _expect(len(kinds) == len(value), path, f"a list of {len(kinds)}", value)
     return tuple(decode(k, item, f"{path}[{index}]") for index, (k, item) in enumerate(zip(kinds, value, strict=True)))
+
+
+def _decode_item(kind: Any, value: Any, path: str, known: dict[bytes, Any]) -> Any:
+    """Decodes an item of a list. Objects that differ in their `name` alone, as layers of a model do, are decoded once:
+    `known` has those of this list, by their bytes, in which 1, 1.0 and true are three values."""
+    name = value.get("name") if isinstance(value, dict) and dataclasses.is_dataclass(kind) else None
+    if not isinstance(name, str):
+        return decode(kind, value, path)
+    others = marshal.dumps({**value, "name": ""}, 2)
+    if others in known:
+        return dataclasses.replace(known[others], name=name)
+    known[others] = found = decode(kind, value, path)
+    return found
 
 
 def _expect(condition: bool, path: str, wanted: str, got: Any) -> None:

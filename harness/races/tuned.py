@@ -12,27 +12,27 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from harness.cli.compose import compose
 from harness.core import files
 from harness.core.problem import CannotRun, Problem, bare_key
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.planning.tune.result import NOT_OF_A_RUN, Best, of_a_run
-from harness.races import race
-from harness.races.result import Result
 from harness.run import runner
-from harness.sweep import engines, local, run_point
-from harness.sweep.points import Point, value_of
-from harness.sweep.row import Row
-from harness.sweep.table import console_of_sweep
+from harness.sweep import engines
+
+if TYPE_CHECKING:  # the search of one engine, which verifies nothing, needs no sweeps and no races
+    from harness.races.result import Result
+    from harness.sweep.row import Row
 
 
 def main(overrides: Sequence[str]) -> int:
     """Search, print what is found, and verify it if asked; returns the exit code of the search, or that of a race that
     was interrupted."""
     if engines.tunes_several(overrides):
+        from harness.sweep import local
+
         folder, verify = local.folder_of(overrides), _verified([*local.rows_of(overrides)[0].point.overrides])
         rows = local.rows_of([text for text in overrides if bare_key(text) != "tune.verify"])
         code = local.run_to_end(rows, folder)
@@ -52,6 +52,8 @@ def main(overrides: Sequence[str]) -> int:
 
 def _lacking(rows: Sequence[Row]) -> Iterator[str]:
     """A line for each engine whose search has found nothing to verify, with the reason."""
+    from harness.sweep.points import value_of
+
     for row in rows:
         record = row.record
         if record is not None and not record.metrics.get("tuned"):
@@ -60,11 +62,17 @@ def _lacking(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _say(line: str) -> None:
+    from rich.text import Text
+
+    from harness.sweep.table import console_of_sweep
+
     console_of_sweep().print(Text(line), soft_wrap=True)
 
 
 def _verified(overrides: Sequence[str]) -> int:
     """`tune.verify` of a search over several engines. Raises CannotRun for what is no number of entries."""
+    from harness.sweep.points import value_of
+
     given = value_of(overrides, "tune.verify")
     if given is None:
         return 0
@@ -91,6 +99,9 @@ def _order(one: Best) -> tuple[float, str]:
 def verified(best: Sequence[Best], folder: Path, overrides: Sequence[str], say: Callable[[str], None]) -> int:
     """Race the choices that can run on this machine; says what cannot and why, and what the first choice lost. The
     last line is the command of the fastest one. Returns 0, or the exit code of a race that was interrupted."""
+    from harness.sweep import run_point
+    from harness.sweep.points import Point
+
     say(f"verifying the best {len(best)} on this machine")
     able = {}
     for number, one in enumerate(best, 1):
@@ -117,6 +128,8 @@ def verified(best: Sequence[Best], folder: Path, overrides: Sequence[str], say: 
 
 def _raced(able: dict[str, list[str]], folder: Path, overrides: Sequence[str]) -> tuple[int, Result]:
     """The exit code and the result of a race of these entries, in a folder of its own next to that of the search."""
+    from harness.races import race
+
     number, place = 1, Path(f"{folder}-verified")
     while place.exists():
         number, place = number + 1, Path(f"{folder}-verified-{number + 1}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from harness.core.cluster import Cluster, Held, TaskCost
@@ -36,12 +36,7 @@ class TaskCosts:
 
     @cached_property
     def seconds(self) -> Seconds:
-        found = {
-            kind: [
-                self.loaded_s(kind, stage, seconds) + self.beyond_s(kind, stage) for stage, seconds in enumerate(each)
-            ]
-            for kind, each in self.kernels_s.items()
-        }
+        found = {kind: self._of_stages(kind, each) for kind, each in self.kernels_s.items()}
         return found | {"step": list(map(self._step_s, range(len(self.plan.stages))))}
 
     @cached_property
@@ -59,24 +54,26 @@ class TaskCosts:
         own = self.plan.stages[stage]
         return any(layer.input_share for layer in self.profile.layers[own.first : own.last + 1])
 
-    def cost(self, kind: str, stage: int) -> TaskCost:
+    def _cost(self, kind: str, stage: int) -> TaskCost:
         """Returns what the engine takes for a task of a stage."""
         costs = self.cluster.engine_costs
         if kind in ("I", "W") and not self.has_halves(stage):
             return costs.of("B") if kind == "W" else TaskCost("I", costs.of("I").base_s)
         return costs.of(kind)
 
-    def loaded_s(self, kind: str, stage: int, kernels_s: float) -> float:
-        """Returns what kernels take while other devices, if there are any, compute."""
-        return kernels_s * (1 + (self.cost(kind, stage).share if self.plan.mesh.size > 1 else 0.0))
-
-    def beyond_s(self, kind: str, stage: int) -> float:
-        """Returns what the host takes for a task of a pipeline beyond its layers' time, what passes before it
-        included."""
-        held = self.trained if kind == "W" else self.held
-        if kind in ("B", "I", "W") and self.plan.stages[stage].last < self.profile.frozen_prefix:
-            return self.cluster.engine_costs.host_s  # of a frozen prefix there is no backward pass
-        return self.cluster.task_s + self.cluster.engine_costs.host_s + self.cost(kind, stage).seconds(held[stage])
+    def _of_stages(self, kind: str, kernels_s: Sequence[float]) -> list[float]:
+        """Returns the seconds of a task of each stage: its kernels, while other devices compute, if there are any; and
+        what the host takes for a task of a pipeline beyond its layers' time, what passes before it included. Of a
+        frozen prefix there is no backward pass."""
+        held, passes_s = self.trained if kind == "W" else self.held, self.cluster.engine_costs.host_s
+        host_s, several, found = self.cluster.task_s + passes_s, self.plan.mesh.size > 1, []
+        for number, (seconds, one) in enumerate(zip(kernels_s, held, strict=True)):
+            if kind in ("B", "I", "W") and self.plan.stages[number].last < self.profile.frozen_prefix:
+                found.append(seconds + passes_s)
+                continue
+            own = self._cost(kind, number)
+            found.append(seconds * (1 + (own.share if several else 0.0)) + (host_s + own.seconds(one)))
+        return found
 
     @cached_property
     def held(self) -> list[Held]:

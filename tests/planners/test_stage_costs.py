@@ -166,3 +166,39 @@ def test_a_profile_without_times_is_named() -> None:
         stage_costs.by_time(profile, Cluster(), PlanRequest(BatchShape(1, 1), 1))
     assert row(caught.value.problem) == ("planner.by", "time", ["planner.by=parameters"])
     assert "tiny (counted by hand)" in caught.value.problem.message
+
+
+def test_tables_are_those_of_their_own_profile() -> None:
+    """They are kept for the profiles of a search: more than there are, each of which is gone before the next one is
+    made."""
+    for number in range(1, 2 * stage_costs.KEPT):
+        layers = (LayerProfile("a", number, 0, param_bytes=number, output_bytes=number), LayerProfile("b", 1, 0))
+        profile, request = ModelProfile(layers), PlanRequest(BatchShape(4, 2), 2)
+        assert stage_costs.by_time(profile, flat(2, Link()), request).layers.tolist() == [number, 1]
+        assert stage_costs.by_memory(profile, MemoryModel(gradients=0.0), request).layers.tolist() == [number, 0]
+        assert stage_costs.sent_bytes(profile)[1, 1] == number
+
+
+def test_tables_are_those_of_their_request() -> None:
+    profile = ModelProfile((LayerProfile("a", 2, 0, param_bytes=3, output_bytes=5), LayerProfile("b", 1, 0)))
+    request = PlanRequest(BatchShape(4, 2), 2, recompute="never")
+    for _ in range(2):
+        for mode, seconds in (("never", 2), ("always", 4), ("except_last", 3)):
+            found = stage_costs.by_time(profile, flat(2, Link()), replace(request, recompute=mode))
+            assert found.layers[0] == seconds
+        for slowness in (1, 7):
+            found = stage_costs.by_time(profile, flat(2, Link(0, slowness)), request)
+            assert found.stages[1][1, 1] == max(1, 5 * slowness)
+        for weights in (1.0, 2.0):
+            found = stage_costs.by_memory(profile, MemoryModel(weights=weights, gradients=0.0), request)
+            assert found.layers[0] == 3 * weights
+
+
+def test_tables_that_are_kept_cannot_be_changed() -> None:
+    profile, request = (
+        ModelProfile((LayerProfile("a", 1, 1), LayerProfile("b", 1, 1))),
+        PlanRequest(BatchShape(4, 2), 2),
+    )
+    for table in (stage_costs.sent_bytes(profile), stage_costs.by_time(profile, flat(2, Link()), request).stages[0]):
+        with pytest.raises(ValueError, match="read-only"):
+            table[0, 0] = 1

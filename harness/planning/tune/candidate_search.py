@@ -280,7 +280,7 @@ class Tuner(Judge):
 
     def ground(self, one: Candidate, ahead: Iterable[DictConfig]) -> Ground:
         """Cluster and profile for its micro-batch; those of `ahead` may be made in the same process."""
-        return prepare.ground(one.config(self.config), self.overrides, self.folder, self.progress, ahead)
+        return prepare.ground(self.config_to_profile(one), self.overrides, self.folder, self.progress, ahead)
 
     def holds(self, block: Block, size: int) -> bool:
         """Whether the devices of some mesh of a block have the memory for the state alone."""

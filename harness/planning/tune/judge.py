@@ -41,6 +41,7 @@ class Judge:
         self.stored = stored_profile.stored(config.profile) if config.profile else None
         self.cluster = cluster_config.build(cluster_config.from_group(config.cluster))
         self.working: dict[Settings, DictConfig] = {}
+        self.profiled: DictConfig | None = None
         self.grounds: dict[int, Ground] = {}
         self.works: dict[int, bounds.Work] = {}
         self.planned: set[Candidate] = set()
@@ -67,6 +68,13 @@ class Judge:
             own = self.working[one.settings] = plain(one.config(self.by_settings[one.settings].config))
         one.set_in(own)
         return own
+
+    def config_to_profile(self, one: Candidate) -> DictConfig:
+        """The configuration that is profiled for the micro-batches of a candidate: until the next one is asked for."""
+        if self.profiled is None:
+            self.profiled = one.config(self.config)
+        one.set_in(self.profiled)
+        return self.profiled
 
     def memory(self, scheme: Scheme, one: Candidate) -> MemoryModel:
         """The memory model of a candidate."""

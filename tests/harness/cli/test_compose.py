@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from harness.cli.compose import CONF, compose
+from harness.cli.compose import CONF, choices, compose, session
 from harness.config import registry
 from harness.config.key_names import closest_key, leaves
 from harness.config.overrides import ALL_KEYS, described, quoted
@@ -411,3 +411,14 @@ def test_keys_of_an_engine_on_gpus(typed: list[str], transport: str, monkeypatch
 def test_types_in_words() -> None:
     assert described(int | None) == "a whole number or null"
     assert described(list[float]) == "a list, each a number"
+
+
+def test_choices_are_those_that_hydra_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "mine.yaml").write_text("defaults: [gpipe, _self_]\n")
+    monkeypatch.setenv(registry.FURTHER, str(tmp_path))
+    with session() as loader:
+        for group in registry.GROUPS:
+            known = [name for name in loader.get_group_options(group) if not name.startswith("_")]
+            assert choices(loader, group) == known
+        assert "mine" in choices(loader, "engine")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harness.core.activation_checkpointing import checkpointed, distance, interpretations, nearest, segments
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
-from harness.core.model_profile import LayerProfile, ModelProfile, Skip
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
 from harness.core.plan import Plan, Stage
 from harness.schedule.builders.single import single
 from harness.simulator import simulate
@@ -87,6 +87,16 @@ def test_what_becomes_of_the_layers() -> None:
     assert [layer.saved_bytes for layer in found] == [10, 0, 10, 10, 0, 100], "inputs of segments"
     assert [layer.working_bytes for layer in found] == [100, 200, 100, 100, 200, 0]
     assert [layer.recomputed_flops for layer in found] == [7, 7, 7, 7, 7, 0]
+
+
+def test_all_else_of_a_layer_stays() -> None:
+    whole = replace(LAYER, name="l1", kernels=3, param_bytes=8, weights=2, tied=(Tied("l1.weight", 8),))
+    profile = ModelProfile((replace(LAYER, forward_fixed=0.5), whole, LAYER), input_bytes=10)
+    found = checkpointed(profile, Plan.contiguous([3]), "2")
+    numbers = {"backward_s": 3.0, "saved_bytes": 0, "working_bytes": 200, "recomputed_flops": 7}
+    assert found.layers[1] == replace(whole, **numbers)
+    assert profile.layers[1] is whole
+    assert (whole.backward_s, whole.saved_bytes) == (2, 100)
 
 
 def test_what_a_layer_works_with_anyway_comes_on_top() -> None:

@@ -273,3 +273,24 @@ def test_a_text_that_nobody_can_work_with_is_refused(text: str) -> None:
 def test_a_whole_number_fits_64_bits(value: float) -> None:
     with pytest.raises(SchemaError, match="input_bytes: expected a whole number that fits 64 bits"):
         ModelProfile.from_json({"schema": 2, "layers": [{"name": "a"}], "input_bytes": value})
+
+
+def test_layers_that_differ_in_their_name_alone() -> None:
+    """They are decoded once, and nothing that differs is: 1, 1.0 and true are three values."""
+    layer: dict[str, Any] = {"flops": 1, "products": [{"name": "q", "in": 3}, {"name": "k", "in": 3}]}
+    other = layer | {"products": [{"name": "q", "in": 4}]}
+    written = [layer | {"name": "a"}, layer | {"name": "b"}, other | {"name": "c"}, layer | {"name": "b", "flops": 2}]
+    found = ModelProfile.from_json({"layers": written}).layers
+    assert [(one.name, one.flops, [(of.name, of.in_) for of in one.products]) for one in found] == [
+        ("a", 1, [("q", 3), ("k", 3)]),
+        ("b", 1, [("q", 3), ("k", 3)]),
+        ("c", 1, [("q", 4)]),
+        ("b", 2, [("q", 3), ("k", 3)]),
+    ]
+    assert found[0].products is found[1].products
+
+
+@pytest.mark.parametrize("wrong", [{"flops": True}, {"flops": 1, "name": 1}, {"flops": 1, "no": 1}])
+def test_a_wrong_layer_after_one_that_is_like_it(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SchemaError, match=r"layers\[1\]"):
+        ModelProfile.from_json({"layers": [{"name": "a", "flops": 1}, {"name": "b"} | wrong]})

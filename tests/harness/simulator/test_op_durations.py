@@ -90,3 +90,10 @@ def test_costs_are_those_of_the_engine_that_uses_the_cluster() -> None:
 def test_a_cost_is_a_time(wrong: float) -> None:
     with pytest.raises(ValueError, match=r"layer_s of F is .*, must be a finite number of at least 0"):
         TaskCost("F", 1.0, wrong)
+
+
+def test_costs_that_were_asked_for_are_those_of_their_engine() -> None:
+    assert (COSTS.of("F").base_s, COSTS.of("W").layer_s, COSTS.of("collective").base_s) == (0.5, 0.25, 0)
+    other = replace(COSTS, ops=(TaskCost("F", 8.0),))
+    assert (other.of("F").base_s, other.of("W").layer_s) == (8, 0)
+    assert replace(other, ops=COSTS.ops) == COSTS, "what was asked for is no part of it"
