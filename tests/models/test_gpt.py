@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun
 from harness.measure.count_model import count
 from harness.measure.profile_model import measure
 from models.gpt.config import Config
 from models.gpt.gpt import build
 from tests.problems import refused, replaced
+from tests.support.profiles import without_times
 from tests.support.quick import within_s
 from tests.support.zoo import on_meta, parameters, preset
 from tests.tiers import examples
@@ -121,10 +121,6 @@ def test_flops_are_those_of_the_paper(name: str, published: float) -> None:
 )
 def test_counted_is_measured_without_times(keys: dict[str, Any]) -> None:
     """Every byte that autograd saves, among others."""
-
-    def without_times(profile: ModelProfile) -> ModelProfile:
-        layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
-        return replace(profile, layers=layers, source="", times="none", slowed=1.0)
 
     model = build(Config(layers=1, **keys))
     counted = count(model, 3, "float32")

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun
 from harness.measure.count_model import count
 from harness.measure.profile_model import measure
 from models.llama.config import SIZES, Config
 from models.llama.llama import build
 from tests.problems import refused, replaced
+from tests.support.profiles import without_times
 from tests.support.quick import within_s
 from tests.support.zoo import on_meta, parameters, preset
 from tests.tiers import examples
@@ -99,10 +99,6 @@ def test_flops_of_the_large_ones() -> None:
 @pytest.mark.parametrize("keys", [{}, {"tied": True}, {"kv_heads": 4}], ids=str)
 def test_counted_is_measured_without_times(keys: dict[str, Any]) -> None:
     """Every byte that autograd saves, among others."""
-
-    def without_times(profile: ModelProfile) -> ModelProfile:
-        layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
-        return replace(profile, layers=layers, source="", times="none", slowed=1.0)
 
     model = build(Config(layers=1, **keys))
     counted = count(model, 3, "float32")

@@ -92,7 +92,7 @@ def test_a_pipeline_has_few_copy_streams_and_keeps_them(cuda: FakeCuda, monkeypa
 
     monkeypatch.setattr(gpipe_module, "CudaPass", Pass)
     for _ in range(3):
-        pipe._run_cuda_pass([], None, "never", False)  # type: ignore[arg-type]
+        pipe._run_cuda_pass([torch.zeros(1, 2)], None, "never", False)  # type: ignore[arg-type]
     pipe.close()
     assert used[0] == used[1] == used[2] and len(used[0]) == 2 * COPY_STREAMS
 

@@ -6,7 +6,6 @@ import csv
 import gzip
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from harness.simulator.layer_times import analytic
 from models.unet.config import Config
 from models.unet.unet import build
 from tests.support.nets import NETS, Net
+from tests.support.profiles import without_times
 
 ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -67,11 +67,6 @@ MODELS = {
     "unet": unet(convs=2, channels=4, size=64),
     "odd unet": unet(convs=1, channels=2, size=70, dropout=0.0),
 }
-
-
-def without_times(profile: ModelProfile) -> ModelProfile:
-    layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0, backward_bytes=0) for layer in profile.layers)
-    return replace(profile, layers=layers, source="", times="none", slowed=1.0)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -15,6 +15,7 @@ from harness.races import tuned
 from harness.races.entries import Entry
 from harness.races.result import Result
 from harness.races.verdict import Place, Ratio
+from harness.sweep import local
 from harness.sweep.points import Point
 from harness.sweep.row import Row
 
@@ -110,11 +111,11 @@ def test_what_is_feasible_is_verified_and_the_rest_is_named(
     points = [Point.of(["mode=tune", "tune.verify=3", f"engine={name}"]) for name in ("ddp", "gpipe")]
     rows = [Row(points[0], record=RunRecord("x", "ok", metrics={"tuned": two})), Row(points[1], record=none)]
     raced: list[int] = []
-    monkeypatch.setattr(tuned.local, "rows_of", lambda overrides: rows)
-    monkeypatch.setattr(tuned.local, "run_to_end", lambda rows, folder: 1)
+    monkeypatch.setattr(local, "rows_of", lambda overrides: rows)
+    monkeypatch.setattr(local, "run_to_end", lambda rows, folder: 1)
     monkeypatch.setattr(tuned, "verified", lambda best, *rest: raced.append(len(best)) or 0)
     given = ["mode=tune", "engine=ddp,gpipe", "tune.verify=3", f"out={tmp_path}"]
     assert tuned.main(given) == 1 and raced == [2]
     assert "not verified: gpipe is infeasible: mesh.pipeline 3 has no plan" in capsys.readouterr().out
-    monkeypatch.setattr(tuned.local, "run_to_end", lambda rows, folder: EXIT_CODES["preempted"])
+    monkeypatch.setattr(local, "run_to_end", lambda rows, folder: EXIT_CODES["preempted"])
     assert tuned.main(given) == EXIT_CODES["preempted"] and raced == [2]
