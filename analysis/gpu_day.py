@@ -92,7 +92,7 @@ def _models(dry: bool, *names: str) -> str:
 def _races(out: Path, dry: bool, keys: Sequence[str]) -> Iterator[Job]:
     for model, of_model in {"gpt": ("batch.size=8",)}.items() if dry else RACES.items():
         name, *_ = re.split(r"[\d_]", model)
-        engines, minutes = ("single,gpipe,ddp", 0.1) if dry else (ENGINES, 2.5)
+        engines, minutes = ("single,gpipe,ddp", 0.1) if dry else (ENGINES, 1.5)
         own = (f"engine={engines}", f"model={model}", "batch.micro_batches=4", f"race.minutes={minutes}", *of_model)
         yield _run(f"race {name}", out, "mode=race", *keys, *own)
 

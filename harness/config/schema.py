@@ -92,7 +92,7 @@ class LaunchConfig:
 
 @dataclass
 class RaceConfig:
-    minutes: float = 4.0
+    minutes: float = 3.0
     """mode=race: minutes from the first round on after which no further round begins; starting the entries, one after
     the other, comes before. A race ends sooner once it is decided: when the 95 % interval of each entry's speed is
     narrower than 3 %."""
