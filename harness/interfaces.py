@@ -1,8 +1,7 @@
 """The interfaces of models, data sets, planners and engines. docs/howto has a complete one of each.
 
-The sessions of engines have two base classes: `harness.runtime.local_session.LocalSession` where one process drives all
-devices, and `harness.runtime.distributed_session.DistributedSession` where each device has a process of its own.
-Importing this module does not import torch.
+The sessions of engines have two base classes: `harness.runtime.local_session.LocalSession`, one process for all
+devices, and `harness.runtime.distributed_session.DistributedSession`, one for each. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -135,9 +134,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Features that an engine supports. The first of `dtypes` and of `optimizers` is the one that fixes offer.
-
-    `fused` are those of `optimizers` whose fused kernels it takes (`optimizer.fused`)."""
+    """Features that an engine supports. The first of `dtypes` and of `optimizers` is the one that fixes offer. `fused`
+    are those of `optimizers` whose fused kernels it takes (`optimizer.fused`)."""
 
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
     optimizers: tuple[str, ...] = ("sgd", "adam", "adamw", "nadam", "muon")
@@ -187,8 +185,7 @@ class Capabilities:
     serial_cpu_devices: bool = False
     """CPU devices compute one at a time."""
     halves: str = ""
-    """An `engine.schedule` whose backward passes come in halves, by which it is measured what these take; "": there is
-    none."""
+    """An `engine.schedule` by which it is measured what halves of backward passes take; "" for none."""
     simulated_only: tuple[str, ...] = ()
     """Mesh dimensions that are planned and simulated, on any number of devices, and never run."""
     disabled_by: Mapping[str, Setting] = field(default_factory=dict)

@@ -65,8 +65,8 @@ class LayerProfile:
     the part of a backward pass for the gradients of the inputs, where passes come in halves. `backward_matmuls` and
     `backward_others` are the work of the backward pass in forward passes, of kernels with FLOPs and of all others: 2,
     gradients of inputs and of weights, and less where the model has parameters that are not trained. `forward_fixed`
-    and `backward_fixed` are the parts of a pass that fewer samples take, too (`shared_by`). `backward_bytes` is by how
-    much the memory grows in the backward pass, workspaces of kernels included, as measured; 0: not known.
+    and `backward_fixed` are the parts of a pass that fewer samples take, too (`shared_by`). By `backward_bytes` memory
+    grows in the backward pass, workspaces of kernels included, as measured; 0: not known.
     """
 
     name: str = ""
@@ -122,9 +122,8 @@ class LayerProfile:
 
     @property
     def new_gradient_bytes(self) -> int:
-        """Bytes of the largest new gradient of a parameter: each is added to the one before as soon as it is there. Of
-        a layer without matmuls those of all."""
-        return max((one.weight_bytes for one in self.products if not one.frozen), default=self.trained_bytes)
+        """Bytes of the largest new gradient, which is added to the one before. Without weights of matmuls: of all."""
+        return max((one.weight_bytes for one in self.products if not one.frozen), default=0) or self.trained_bytes
 
     def backward_of(self, share: float, weights: float = 1.0) -> int:
         """Returns `backward_bytes` of a share of the activations, and one of the weights."""
@@ -249,8 +248,7 @@ class ModelProfile(Document):
         object.__setattr__(self, "skips", _named(self.skips))
 
     def for_samples(self, samples: int) -> ModelProfile:
-        """Returns the profile of micro-batches of `samples`: activations and times scale with them, parameters do
-        not."""
+        """Returns the profile of micro-batches of `samples`: activations and times scale, parameters do not."""
         own_samples = self.micro_batch
         if samples == own_samples:
             return self
@@ -325,8 +323,7 @@ class ModelProfile(Document):
         return sum(layer.param_bytes for layer in held) - _repeated(one for layer in held for one in layer.tied)
 
     def trained_bytes(self, first: int = 0, last: int | None = None) -> int:
-        """Returns the bytes of the parameters of the layers `first`..`last` that are trained; tied weights count
-        once."""
+        """Returns the bytes of the trained parameters of the layers `first`..`last`; tied weights count once."""
         return self.trained_bytes_of(range(first, len(self.layers) if last is None else last + 1))
 
     def trained_bytes_of(self, layers: Iterable[int]) -> int:
@@ -336,13 +333,11 @@ class ModelProfile(Document):
         return sum(layer.trained_bytes for layer in held) - repeated
 
     def largest_parameter(self, first: int, last: int) -> int:
-        """Returns the bytes of the largest parameter of the layers `first`..`last` that is trained: the largest weight
-        of a matmul; of a layer without any, all its parameters."""
+        """Returns the largest `new_gradient_bytes` of the layers `first`..`last`."""
         return max(layer.new_gradient_bytes for layer in self.layers[first : last + 1])
 
     def held(self, first: int, last: int, trained: bool = False) -> Held:
-        """Returns what the layers `first`..`last` hold, or of it what is `trained`; tied weights count once in bytes
-        alone."""
+        """Returns what the layers `first`..`last` hold, or of it what is `trained`; tied weights' bytes count once."""
         layers = self.layers[first : last + 1]
         norms, norm_bytes = sum(one.norms for one in layers), sum(one.norm_bytes for one in layers)
         if trained:
