@@ -139,12 +139,9 @@ def _other_than_a_run(options: argparse.Namespace) -> int | None:
         return fit.main(options.overrides)
     if "mode=tune" in options.overrides and not (options.cfg or options.multirun):
         print("mode=tune: reading the configuration", flush=True)
-        from harness.launch import second_process
+        from harness.races import tuned
 
-        with second_process.helping(options.overrides):
-            from harness.races import tuned
-
-            return tuned.main(options.overrides)
+        return tuned.main(options.overrides)
     if options.multirun:
         from harness.sweep import local
 

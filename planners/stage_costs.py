@@ -21,7 +21,7 @@ from harness.interfaces import PlanRequest
 from harness.schedule.builders.gpipe import recomputed
 from planners.block_partition import Matrix, Vector
 
-KEPT = 32
+KEPT = 12
 """Tables of each kind that are kept: a search has a profile for each size of micro-batches."""
 
 

@@ -50,8 +50,9 @@ from harness.simulator.lowering import sent_kind
 if TYPE_CHECKING:
     from engines.sbp.engine import Config
 
-SAMPLES = 2
-"""Samples of the micro-batch on the meta device that records the order of modules."""
+SAMPLES = 7
+"""Samples of the micro-batch on the meta device that records the order of modules, and by which it is seen what has
+samples as its first dimension: few other dimensions are a prime like this."""
 
 
 class SBPSession(DistributedSession):

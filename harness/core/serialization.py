@@ -167,7 +167,10 @@ def _decode_item(kind: Any, value: Any, path: str, known: dict[bytes, Any]) -> A
     name = value.get("name") if isinstance(value, dict) and dataclasses.is_dataclass(kind) else None
     if not isinstance(name, str):
         return decode(kind, value, path)
-    others = marshal.dumps({**value, "name": ""}, 2)
+    try:
+        others = marshal.dumps({**value, "name": ""}, 2)
+    except ValueError:  # of something that is no JSON
+        return decode(kind, value, path)
     if others in known:
         return dataclasses.replace(known[others], name=name)
     known[others] = found = decode(kind, value, path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -101,12 +101,7 @@ def main() -> None:
     plan = Plan(Mesh(DATA, PIPELINE), tuple(Stage(*stage) for stage in STAGES), MICRO_BATCHES)
     shapes = BoundaryShapes(layers, plan, device, getattr(torch, AUTOCAST) if AUTOCAST else None)
     modules = stage_modules(layers, plan, [j for j, stage in enumerate(plan.stages) if stage.device == place])
-    for module in (
-        *shapes.stages,
-        *modules,
-    ):  # halves of a backward pass need the gradient of an input, also a frozen one
-        module.ungraded_in.clear()
-        module.ungraded_out.clear()
+    _go_back((*shapes.stages, *modules))
     for module in modules:
         module.to(device)
         module.autocast = getattr(torch, AUTOCAST) if AUTOCAST else None
@@ -149,6 +144,13 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"step {step}  loss {float(total):.9g}  {time.perf_counter() - start:.4f} s", flush=True)
     dist.destroy_process_group()
+
+
+def _go_back(modules: Iterable[StageModule]) -> None:
+    """Halves of a backward pass need the gradient of an input, also of one that only frozen layers come before."""
+    for module in modules:
+        module.ungraded_in.clear()
+        module.ungraded_out.clear()
 
 
 def _stage(

@@ -117,8 +117,9 @@ def _folder(overrides: Sequence[str], out: Path | None) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        if not there:
-            folder.rmdir()
+        with contextlib.suppress(OSError):  # something is in it
+            if not there:
+                folder.rmdir()
         raise
 
 

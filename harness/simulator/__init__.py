@@ -156,11 +156,6 @@ def _pays(schedule: Schedule, times: int = 1) -> bool:
     return ops >= LARGE_OPS and _seen_ops >= START_OPS
 
 
-def load() -> None:
-    """Loads compiled code, whatever is simulated, where there is any."""
-    _compiled()
-
-
 @cache
 def _compiled() -> ModuleType | None:
     """Returns the package of compiled code; None where numba does not work, or cannot keep and read what it makes."""

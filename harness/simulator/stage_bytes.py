@@ -27,15 +27,15 @@ def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: flo
     (`LayerProfile.backward_bytes`), that is what l needs beyond the gradient of its output.
     """
     saved = beyond = parameters = 0
-    for number, gradients in _gradients(profile, first, last):
+    for number, leaving, entering in _gradients(profile, first, last):
         layer = profile.layers[number]
         parameters += layer.trained_bytes
         if layer.backward_bytes:
             grown = layer.backward_bytes - round(layer.new_gradient_bytes * (1 - accumulated))
-            entered = profile.boundary_bytes(number) if number > profile.frozen_prefix else 0
-            needed = gradients - entered + max(entered, grown) + round(parameters * kept)
+            needed = leaving + max(entering, grown) + round(parameters * kept)
         else:
-            needed = gradients + round(layer.trained_bytes * accumulated + parameters * kept) + layer.working_bytes
+            made = round(layer.trained_bytes * accumulated + parameters * kept)
+            needed = leaving + entering + made + layer.working_bytes
         beyond = max(beyond, needed - saved)
         saved += layer.saved_bytes
     return beyond
@@ -45,20 +45,22 @@ def inputs_working_bytes(memory: MemoryModel, profile: ModelProfile, first: int,
     """Returns the bytes of the half of a backward pass for the inputs at its peak: it frees nothing, and keeps what
     that for the weights needs. Where no gradient of the stage's inputs is needed, there is nothing to do."""
     delayed = beyond = 0
-    for number, gradients in _gradients(profile, first, last) if first > profile.frozen_prefix else ():
-        beyond = max(beyond, delayed + gradients + profile.layers[number].working_bytes)
+    for number, leaving, entering in _gradients(profile, first, last) if first > profile.frozen_prefix else ():
+        beyond = max(beyond, delayed + leaving + entering + profile.layers[number].working_bytes)
         delayed += memory.delayed_of(profile, number)
     return max(beyond, delayed)
 
 
-def _gradients(profile: ModelProfile, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yields layers, the last one first, with the bytes of the gradients of their output, input and inner skips; none
-    of a frozen prefix."""
+def _gradients(profile: ModelProfile, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+    """Yields layers, the last one first, with the bytes of the gradients of their output and of inner skips over them,
+    and of those that they make: of their input and of inner skips that they pop; none of a frozen prefix."""
     prefix = profile.frozen_prefix
     inside = [s for s in profile.skips if max(first, prefix) <= s.source and s.target <= last]
     for number in reversed(range(max(first, prefix), last + 1)):
-        gradients = profile.layers[number].output_bytes + (profile.boundary_bytes(number) if number > prefix else 0)
-        yield number, gradients + sum(s.bytes for s in inside if s.source < number <= s.target)
+        over = sum(s.bytes for s in inside if s.source < number < s.target)
+        popped = sum(s.bytes for s in inside if s.target == number)
+        entering = profile.boundary_bytes(number) if number > prefix else 0
+        yield number, profile.layers[number].output_bytes + over, entering + popped
 
 
 @dataclass(frozen=True)

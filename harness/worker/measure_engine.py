@@ -125,15 +125,14 @@ def measure(config: DictConfig, here: Machine, say: Say = lambda text: None) -> 
     name, optimizer = config.engine.name, optimizer_kind(config)
     try:
         engine: Engine = registry.build("engine", registry.defaults("engine", name))
-        costs = fitted(config, engine, _of_chains(config, engine, here, say))
-        if halves := in_halves(engine, name):
-            seen = _of_chains(config, halves, here, say)
-            costs = with_halves(config, halves, seen, costs)
-        return costs
+        halves = in_halves(engine, name)
+        seen, split = _of_chains(config, engine, halves, here, say)
+        costs = fitted(config, engine, seen)
     except (CannotRun, ProblemError) as error:
         return EngineCosts(
             name, optimizer, why=f"it cannot train a small chain of layers: {' '.join(str(error).split())}"
         )
+    return with_halves(config, halves, split, costs) if halves and split else costs
 
 
 def in_halves(engine: Engine, name: str) -> Engine | None:
@@ -146,9 +145,22 @@ def in_halves(engine: Engine, name: str) -> Engine | None:
     return halves
 
 
-def _of_chains(config: DictConfig, engine: Engine, here: Machine, say: Say) -> list[Seen]:
-    chosen = [_config(config, count) for _, count in CHAINS]
-    return [_seen(own, engine, TinyChain(*chain), here, say) for own, (chain, _) in zip(chosen, CHAINS, strict=True)]
+def _of_chains(
+    config: DictConfig, engine: Engine, halves: Engine | None, here: Machine, say: Say
+) -> tuple[list[Seen], list[Seen]]:
+    """The chains, and those with backward passes in halves; none of these where one cannot be trained so."""
+    seen: list[Seen] = []
+    split: list[Seen] = []
+    for chain, count in CHAINS:
+        model, own = TinyChain(*chain), _config(config, count)
+        profile = _profiled(model, engine, here)
+        seen.append(_seen(own, engine, model, profile, here, say))
+        try:
+            split += [_seen(own, halves, model, profile, here, say)] if halves else []
+        except (CannotRun, ProblemError) as error:
+            say(f"halves of backward passes are taken for halves of whole ones: {' '.join(str(error).split())}")
+            halves, split = None, []
+    return seen, split
 
 
 def _config(config: DictConfig, micro_batches: int) -> DictConfig:
@@ -168,20 +180,22 @@ def _config(config: DictConfig, micro_batches: int) -> DictConfig:
     return OmegaConf.create(own)
 
 
-def _seen(config: DictConfig, engine: Engine, model: TinyChain, here: Machine, say: Say) -> Seen:
-    """Train a chain, and look at the trace."""
-    say(f"training {model.depth} layers of {model.matmuls} matmuls with engine={config.engine.name}")
-    threads = not engine.capabilities.multi_process
-    profile = profile_model.measure(
+def _profiled(model: TinyChain, engine: Engine, here: Machine) -> ModelProfile:
+    return profile_model.measure(
         model,
         SAMPLES,
         "float32",
         "cpu",
         REPEATS,
         reference_s=here.reference_s,
-        twice=threads,
+        twice=not engine.capabilities.multi_process,
         halves=engine.capabilities.tensor,
     )
+
+
+def _seen(config: DictConfig, engine: Engine, model: TinyChain, profile: ModelProfile, here: Machine, say: Say) -> Seen:
+    """Train a chain, and look at the trace."""
+    say(f"training {model.depth} layers of {model.matmuls} matmuls with engine={config.engine.name}")
     draft = _draft(config, engine, profile, cluster_config.build(cluster_config.from_group(config.cluster), here))
     names = ("cpu",) * DEVICES
     opened = engine.session(model, draft.plan, SessionSpec(names, OptimizerSpec(**config.optimizer)))

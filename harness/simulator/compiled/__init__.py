@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 
 from harness.core.cluster import Cluster
@@ -24,7 +25,8 @@ from harness.schedule import Schedule
 from harness.simulator.compiled.alone import Alone
 from harness.simulator.compiled.columns import Columns, columns
 from harness.simulator.compiled.edges import has_edges
-from harness.simulator.compiled.loops import execute, start
+from harness.simulator.compiled.event_loop import execute
+from harness.simulator.compiled.fullest import fullest
 from harness.simulator.compiled.lowering import LoweredColumns
 from harness.simulator.compiled.memory import peaks
 from harness.simulator.compiled.tables import Numbers, Seconds, tables_of
@@ -34,6 +36,16 @@ from harness.simulator.memory_timeline import Peak
 from harness.simulator.op_durations import TaskCosts
 
 __all__ = ["Alone", "Done", "simulated", "start", "times_of", "without_sharing"]
+
+
+def start() -> None:
+    """Makes the machine code, or reads it from its folder. Raises RuntimeError where numba compiles nothing by its
+    settings, OSError, EOFError or UnpicklingError where the folder cannot be written or read."""
+    if vars(numba.config)["DISABLE_JIT"]:
+        raise RuntimeError("NUMBA_DISABLE_JIT is set")
+    execute(tables_of(Work([0.0], [0], [[]]), [Op(0, "F", 0)]))
+    nothing, none = np.zeros(0), np.zeros(0, dtype=np.int64)
+    fullest(nothing, none, none, nothing, none, none, 1)
 
 
 class Done(NamedTuple):

@@ -72,7 +72,7 @@ def execute(tables: Tables) -> tuple[Seconds, Seconds]:
     events = np.zeros(count + 1, dtype=EVENT)
     lists = np.zeros((CHANGED + 1, max(count, 2 * len(places), len(resources))), dtype=np.int64)
     counts, flows_s = np.zeros(STALE + 1, dtype=np.int64), np.zeros(1)
-    run(times, nodes, tables.after, places, resources, events, flows, uses, shared, lists, counts, flows_s, SAME)
+    _run(times, nodes, tables.after, places, resources, events, flows, uses, shared, lists, counts, flows_s, SAME)
     return times[STARTS], times[ENDS]
 
 
@@ -84,7 +84,7 @@ def _filled(dtype: np.dtype, size: int, **columns: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True)
-def run(times, nodes, after, places, resources, events, flows, uses, shared, lists, count, flows_s, same):  # type: ignore[no-untyped-def]
+def _run(times, nodes, after, places, resources, events, flows, uses, shared, lists, count, flows_s, same):  # type: ignore[no-untyped-def]
     now = 0.0
     for node in range(times.shape[1]):
         if nodes[MISSING, node] == 0:

@@ -18,7 +18,7 @@ from harness.core.plan import Plan
 from harness.schedule import Schedule
 from harness.schedule.dependency_graph import split_part
 from harness.simulator.compiled.columns import Columns
-from harness.simulator.compiled.loops import fullest
+from harness.simulator.compiled.fullest import fullest
 from harness.simulator.compiled.tables import Flags, Numbers, Seconds
 from harness.simulator.memory_timeline import (
     BEFORE_S,

@@ -86,7 +86,7 @@ def test_masks_that_are_not_those_of_the_whole_are_noted(make: Callable[[], nn.M
         ("model", "dropout 0 there, or nn.Dropout modules")
     ]
     got, want = contract.run(one, steps=1), contract.reference(one, steps=1)
-    assert got.losses != want.losses
+    assert got.losses != pytest.approx(want.losses, rel=1e-4)
 
 
 def test_ranks_that_draw_for_themselves_draw_other_masks() -> None:
@@ -104,7 +104,7 @@ def test_ranks_that_draw_for_themselves_draw_other_masks() -> None:
     alone = network(Functional, 3, 6)
     alone._inputs, alone._targets = lambda n: half.clone(), lambda n: torch.zeros(4, 3, 6)
     want = contract.run(replace(case(alone).reference, samples=4), steps=1)
-    assert contract.run(one, steps=1).losses[0] != pytest.approx(want.losses[0], rel=1e-9)
+    assert contract.run(one, steps=1).losses[0] != pytest.approx(want.losses[0], rel=1e-4)
 
 
 def _noted(one: Case) -> list[object]:

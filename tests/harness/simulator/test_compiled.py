@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -282,12 +281,3 @@ def test_a_queue_with_a_rule_and_without_ops() -> None:
         schedule = Schedule((QueueOps(0, "compute", row), QueueOps(0, "host", (), "fifo")), (0,))
         compare(schedule, plan, profile, Cluster(), MemoryModel())
         compare(schedule, plan, profile, Cluster(), MemoryModel(), 0.0, 0, {"0F0": 1.0, "0B0": 2.0})
-
-
-def test_kept_code_is_read_without_what_compiles() -> None:
-    """It is kept once this process has it; another process then reads it and loads no more."""
-    assert simulator._compiled()
-    code = "import sys; from harness.simulator import _compiled; assert _compiled(); "
-    code += "print('numba.cpython.cmathimpl' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "False\n"

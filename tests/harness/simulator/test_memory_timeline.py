@@ -251,6 +251,12 @@ def test_what_was_measured_of_a_backward_pass_counts():
     assert working_bytes(profile, 0, 2) == 20 + 90 - 16 - 1
     assert working_bytes(profile, 0, 2, kept=1.0) == 20 + 90 - 16 + 24 - 1
     assert working_bytes(profile, 2, 2) == 30 + 20, "the gradient of the input is there at least"
+    skips = (Skip(0, 1, 40, "popped"), Skip(0, 2, 7, "later"))
+    skipping = replace(profile, skips=skips)  # what layer 1 makes is part of its 90; what layer 2 has made waits
+    assert working_bytes(skipping, 0, 2, accumulated=1.0) == 20 + 7 + 90 - 1
+    assert working_bytes(
+        replace(skipping, layers=(layers[0], replace(layers[1], backward_bytes=30), layers[2])), 0, 1
+    ) == (20 + 8 + 40)
 
 
 def test_gradients_that_are_there_twice_between_two_steps():
