@@ -90,7 +90,7 @@ def _hold(entered: Sequence[Entry], folder: Path, rounds: int | None, console: C
             interrupted = True
         ended_s = time.monotonic()
         start_s = (race.rounds_began_s or ended_s) - race.began_s
-        found = result.of(entered, folder, ended_s - race.began_s, start_s)
+        found = result.of(entered, folder, ended_s - race.began_s, start_s, interrupted)
         found.show(console)
         if race.errors:
             raise race.errors[0]

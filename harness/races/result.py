@@ -37,6 +37,7 @@ class Result:
     finished: list[Entry]
     ratios: dict[str, Ratio]
     places: dict[str, Place]
+    interrupted: bool = False
 
     @property
     def reference(self) -> Entry | None:
@@ -82,6 +83,7 @@ class Result:
             "rounds": max((len(one.rounds_s) for one in self.entered), default=0),
             "seconds": self.took_s,
             "start_seconds": self.start_s,
+            "interrupted": self.interrupted,
             "kendalls_tau": self.tau,
             "predicted_best": dict(zip(("name", "over_best"), self.regret, strict=True)) if self.regret else None,
         }
@@ -100,13 +102,14 @@ class Result:
         }
 
 
-def of(entered: Sequence[Entry], folder: Path, took_s: float, start_s: float) -> Result:
-    """The result of a race that has ended; `took_s` are its seconds, `start_s` those before the first round."""
+def of(entered: Sequence[Entry], folder: Path, took_s: float, start_s: float, interrupted: bool = False) -> Result:
+    """The result of a race that has ended, or was `interrupted`; `took_s` are its seconds, `start_s` those before the
+    first round."""
     most = max((len(one.rounds_s) for one in entered), default=0)
     finished = [one for one in entered if most and len(one.rounds_s) == most and _is_ok(one)]
     rounds_s = {one.name: one.rounds_s for one in finished}
     ratios = {name: verdict.ratio(own, finished[0].rounds_s) for name, own in rounds_s.items()}
-    return Result(entered, folder, took_s, start_s, finished, ratios, verdict.places(rounds_s))
+    return Result(entered, folder, took_s, start_s, finished, ratios, verdict.places(rounds_s), interrupted)
 
 
 def _is_ok(one: Entry) -> bool:
@@ -179,4 +182,5 @@ def _lines(result: Result, left_out: Sequence[str]) -> Iterator[str]:
             reason = one.row.record.reason.strip().splitlines()[:REASON_LINES]
             yield "\n  ".join([f"{one.name} {one.row.record.status}", *reason])
     took = f"{result.took_s:.0f} s, {result.start_s:.0f} s of them to start"
-    yield f"{rounds} rounds of {len(result.finished)} entries in {took} ({result.folder})"
+    ended = "interrupted: the race was not over after " if result.interrupted else ""
+    yield f"{ended}{rounds} rounds of {len(result.finished)} entries in {took} ({result.folder})"

@@ -8,6 +8,7 @@ What was chosen for a described cluster is raced with the same mesh on this mach
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -83,13 +84,15 @@ def _verified(overrides: Sequence[str]) -> int:
 
 
 def _best(records: Sequence[RunRecord], most: int) -> list[Best]:
-    """The best of each kind of scheme, the fastest first; where there are too few kinds, the next best of any."""
-    found = [record.metrics["tuned"] for record in records if record.metrics.get("tuned")]
-    kinds, others = ([Best(**one) for tuned in found for one in tuned[key]] for key in ("kinds", "rows"))
-    ordered = sorted(kinds, key=_order)[:most]
-    known = {one.figures for one in ordered}
-    ordered += [one for one in sorted(others, key=_order) if one.figures not in known][: most - len(ordered)]
-    return sorted(ordered, key=_order)
+    """The best of each kind of scheme, the fastest first; where there are too few kinds, the next best of any. Of kinds
+    with the same figures, as planners that find the same plan, the first one."""
+    tuned = [record.metrics["tuned"] for record in records if record.metrics.get("tuned")]
+    kinds, others = ([Best(**one) for each in tuned for one in each[key]] for key in ("kinds", "rows"))
+    found = {replace(one.figures, scheme=""): one for one in reversed([*sorted(kinds, key=_order)])}
+    ordered = sorted(found.values(), key=_order)[:most]
+    known = {replace(one.figures, scheme="") for one in ordered}
+    further = (one for one in sorted(others, key=_order) if replace(one.figures, scheme="") not in known)
+    return sorted([*ordered, *itertools.islice(further, most - len(ordered))], key=_order)
 
 
 def _order(one: Best) -> tuple[float, str]:

@@ -119,7 +119,8 @@ def _missing(actions: Actions, name: str) -> Iterator[Problem]:
             there = kinds.get((stage, i), {})
             message = _fault(f"{stage}{{}}{i}", {*there})
             if message:
-                where = next(map(str, there.values()), f"row {named[stage][1].row}")
+                said = [there[kind] for kind in ("B", "I", "W", "F") if kind in there]
+                where = next(map(str, said), f"row {named[stage][1].row}")
                 yield problem(name, f"{where}: {message}", "F and B, or F, I and W, of each stage and micro-batch")
 
 

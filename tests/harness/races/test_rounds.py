@@ -187,6 +187,14 @@ def test_nobody_has_finished(tmp_path: Path) -> None:
     entered = [entry("single", status="oom"), entry("gpipe", status="error")]
     result.of(entered, tmp_path, 1.0, 0.5).show(console := quiet())
     assert "0 rounds of 0 entries" in printed(console) and not (tmp_path / RACE_PICTURE).exists()
+    assert json.loads((tmp_path / RACE).read_text())["interrupted"] is False
+
+
+def test_an_interrupted_race_says_so(tmp_path: Path) -> None:
+    entered = [entry("single", status="oom"), entry("gpipe", status="error")]
+    result.of(entered, tmp_path, 1.0, 0.5, interrupted=True).show(console := quiet())
+    assert "interrupted: the race was not over after 0 rounds" in printed(console)
+    assert json.loads((tmp_path / RACE).read_text())["interrupted"] is True
 
 
 def test_a_full_disk_does_not_hide_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

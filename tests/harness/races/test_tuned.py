@@ -42,6 +42,11 @@ def test_equal_plans_are_verified_once() -> None:
     found = {"kinds": [DDP.to_json()], "rows": [one.to_json() for one in (same, DDP, slower)]}
     record = RunRecord("x", "ok", metrics={"tuned": found})
     assert [one.step_time_s for one in tuned._best([record], 3)] == [1.0, 2.0]
+    other = replace(DDP, scheme="ddp planner=memory", overrides=(*DDP.overrides, "planner.by=memory"))
+    found = {"kinds": [other.to_json(), DDP.to_json()], "rows": [slower.to_json()]}
+    record = RunRecord("x", "ok", metrics={"tuned": found})
+    assert [one.scheme for one in tuned._best([record], 2)] == ["ddp", "ddp"], "other planners have found the same plan"
+    assert [one.step_time_s for one in tuned._best([record], 2)] == [1.0, 2.0]
 
 
 def test_the_fastest_that_trains_is_named_where_the_fastest_is_simulated_only() -> None:
