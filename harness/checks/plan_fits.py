@@ -13,6 +13,7 @@ from harness.config.overrides import given
 from harness.core import units
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Problem
 
@@ -47,6 +48,18 @@ def idle(plan: Plan) -> list[Problem]:
         f"has more devices than the plan needs: its stages are on {used}, {left}; figures of each device are of {used}"
     )
     return [Problem("mesh.pipeline", wanted, message, ({"mesh.pipeline": used},))]
+
+
+def frozen(plan: Plan, profile: ModelProfile) -> list[Problem]:
+    """A note on layers that no gradient reaches, since all that come before them are frozen, too."""
+    count = profile.frozen_prefix
+    if not count:
+        return []
+    layers = f"its first {count} layers are frozen and have" if count > 1 else "its first layer is frozen and has"
+    whole = [str(number) for number, stage in enumerate(plan.stages) if stage.last < count]
+    stages = f"stage{'s' * (len(whole) > 1)} {' and '.join(whole)}"
+    more = f": that of {stages} is empty" if whole and len(plan.stages) > 1 else ""
+    return [Problem("model", profile.model, f"{layers} no backward pass{more}")]
 
 
 def check_memory(plan: Plan, peak_bytes: Sequence[int], cluster: Cluster, memory: MemoryModel) -> list[Problem]:

@@ -162,6 +162,7 @@ class _Preparation:
         for remark in (
             *request.notes(config, engine.capabilities),
             *plan_fits.idle(draft.plan),
+            *plan_fits.frozen(draft.plan, draft.profile),
             *engine.notes(draft.plan, profile, cluster, draft.memory),
         ):
             self.progress.note(note(remark))
