@@ -109,9 +109,12 @@ def _missing(actions: Actions, name: str) -> Iterator[Problem]:
             kinds[action.stage, action.micro_batch].setdefault(action.kind, place)
     named = {action.stage: (action, place) for action, place in actions.placed()}
     present = {stage for stage, _ in kinds}
-    micro_batches = 1 + max((i for (_, i), there in kinds.items() if "F" in there), default=actions.micro_batches - 1)
+    forward = [i for (_, i), there in kinds.items() if "F" in there and i is not None]
+    micro_batches = 1 + max(forward, default=actions.micro_batches - 1)
     for (stage, i), there in kinds.items():
-        if i >= micro_batches:  # a number that is no other's is wrong itself, rather than all that lack it
+        if (
+            i is not None and i >= micro_batches
+        ):  # a number that is no other's is wrong itself, rather than all that lack it
             kind, place = next(iter(there.items()))
             yield problem(
                 name, f"{place}: {stage}{kind}{i} has no {stage}F{i}, nor has any stage", "a forward pass of it"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.checks import plan_fits
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Mesh, Plan
 from tests.problems import rows
 
@@ -24,10 +25,7 @@ def test_a_frozen_beginning_is_noted() -> None:
     frozen = LayerProfile("a", param_bytes=8, weights=1, frozen_bytes=8, frozen_weights=1)
     profile = ModelProfile((frozen, LayerProfile("b"), trained), "net")
     (found,) = plan_fits.frozen(Plan.contiguous([1, 1, 1]), profile)
-    assert (
-        found.message
-        == "its first 2 layers are frozen and have no backward pass; no gradients are sent to stages 0 and 1"
-    )
+    assert found.message == "its first 2 layers are frozen and have no backward pass: that of stages 0 and 1 is empty"
     (found,) = plan_fits.frozen(Plan.contiguous([3]), profile)
     assert found.message == "its first 2 layers are frozen and have no backward pass"
     assert plan_fits.frozen(Plan.contiguous([3]), ModelProfile((trained, frozen, trained))) == []
