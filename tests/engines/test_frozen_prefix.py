@@ -84,6 +84,23 @@ NETWORKS: dict[str, tuple[Network, list[int]]] = {
     "norms": (frozen(networks.norms(), 3), [2, 2, len(networks.norms().layers()) - 4]),
     "at the cut": (frozen(networks.skips(), 4), [5, 5, 4]),
 }
+
+
+class Shifted(nn.Module):
+    """Token ids to others."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return (ids + 3) % 11
+
+
+def shifted() -> Network:
+    """No weights are frozen, and of what leaves the first two layers, integers, there is no gradient."""
+    whole = networks.tokens()
+    return Network(
+        "shifted", lambda: [Shifted(), Shifted(), *whole.layers()], whole._inputs, whole._targets, whole._loss
+    )
+
+
 ENGINES: dict[str, tuple[str, dict[str, Any], str]] = {
     "1f1b": ("pipeline", {}, "never"),
     "1f1b, recomputed": ("pipeline", {"checkpoint": "always"}, "always"),
@@ -125,6 +142,14 @@ def case(engine: str, network: Network, balance: list[int], m: int = 4, **kept: 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_it_trains_like_single_and_refuses_no_backward_pass(engine: str, network: str) -> None:
     contract.check_training(contract.gentle(case(engine, *NETWORKS[network])))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("balance", [[1, 1, 6], [2, 3, 3]])
+@pytest.mark.parametrize("engine", [name for name in ENGINES if not name.startswith("deepspeed")])
+def test_integers_alone_go_between_stages(engine: str, balance: list[int]) -> None:
+    """DeepSpeed asserts that there are gradients."""
+    contract.check_training(contract.gentle(case(engine, shifted(), balance)))
 
 
 @pytest.mark.full
