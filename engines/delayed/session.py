@@ -114,7 +114,7 @@ class DelayedSession(LocalSession):
                 stage.use(one.forward, self.updates, self.config.corrections.ahead(one)[0])
                 leaves = stage.module.leaves(value) if stage.number else value
                 outs = self._outputs(stage, i, leaves, part.targets, samples)
-                graded = any(leaf.requires_grad for leaf in leaves)
+                graded = stage.number and "" not in stage.module.ungraded_in
                 tasks.append((leaves if graded else (), outs if stage.module.has_backward else ()))
                 value = tuple(out.detach() for out in outs)
         gradients: tuple[Tensor | None, ...] = (torch.ones_like(value[0]),)

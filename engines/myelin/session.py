@@ -28,7 +28,6 @@ from harness.runtime.transports.merge_spans import joined, together
 from harness.runtime.transports.transport import Arrival, Channel, Coming, Position, Transport
 from harness.runtime.values import mapped, placed
 from harness.schedule import QueueOps, Schedule
-from harness.schedule.builders.one_f_one_b import alternate
 from harness.schedule.dependency_graph import COPIES
 from harness.schedule.transfers import plan_transfers
 from harness.simulator.lowering import sent_kind
@@ -129,13 +128,7 @@ class MyelinSession(DistributedSession):
     def _ready_tasks(self) -> ReadyTasks:
         into = sum(channel.forward for channel in self.transport.into)
         back, stage = len(self.transport.into) - into, self.pipeline_rank
-        tasks, rule = self._tasks(stage), self._queue(stage).rule
-        if rule != "in_order" and self.stage.has_backward and "" in self.stage.ungraded_in:
-            # nothing comes back to the first stage: the limit is kept here
-            forward, backward = ([op for op in tasks if op.kind == kind] for kind in ("F", "B"))
-            limit = self.order.limit or len(self.plan.stages)
-            tasks, rule = alternate(forward, [[op] for op in backward], limit - 1), "in_order"
-        return ReadyTasks(tasks, into, back, rule)
+        return ReadyTasks(self._tasks(stage), into, back, self._queue(stage).rule)
 
     def _order_of(self, channel: Channel) -> list[Coming]:
         """Return the messages of a channel in the order in which its sender runs them."""
@@ -222,8 +215,16 @@ def _profile(layers: nn.Sequential, dtype: str) -> ModelProfile:
     profiles = []
     for name, layer in named:
         sizes = {parameter: tensor_bytes(parameter) for parameter in layer.parameters()}
-        frozen = sum(size for parameter, size in sizes.items() if not parameter.requires_grad)
-        size, tied = sum(sizes.values()), shared.get(name, ())
-        profiles.append(LayerProfile(name, param_bytes=size, frozen_bytes=frozen, tied=tied))
+        frozen = [size for parameter, size in sizes.items() if not parameter.requires_grad]
+        profiles.append(
+            LayerProfile(
+                name,
+                param_bytes=sum(sizes.values()),
+                weights=len(sizes),
+                frozen_bytes=sum(frozen),
+                frozen_weights=len(frozen),
+                tied=shared.get(name, ()),
+            )
+        )
     skips = tuple(Skip(one.source, one.target, 0, one.name) for one in layer_skips(named))
     return ModelProfile(tuple(profiles), skips=skips, dtype=dtype)

@@ -125,7 +125,7 @@ class Step(Run):
             slot.ins = before.outs = ()
             leaves = self.stages[j].module(i).leaves(ins)
         outs = self._run(j, i, leaves)
-        slot.leaves = leaves if any(leaf.requires_grad for leaf in leaves) or not j else ()
+        slot.leaves = leaves if not j or "" not in stage.module(i).ungraded_in else ()
         slot.edges = tuple(get_gradient_edge(out) if out.requires_grad else None for out in outs)
         outs = tuple(out.detach() for out in outs)
         if j < self.last:

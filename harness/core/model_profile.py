@@ -282,7 +282,7 @@ class ModelProfile(Document):
     @property
     def first_trained(self) -> int:
         """The first layer with parameters that are trained; those before it need no backward pass. 0 without any."""
-        return next((number for number, layer in enumerate(self.layers) if layer.trained_bytes), 0)
+        return next((n for n, p in enumerate(self.layers) if p.trained_bytes or p.weights > p.frozen_weights), 0)
 
     @cached_property
     def frozen_prefix(self) -> int:

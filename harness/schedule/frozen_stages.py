@@ -5,6 +5,11 @@
     messages back              <- none                       <- gradients
 
 A backward task without work stays where it is: orders of tasks are fixed data, and files have it.
+
+Where messages decide what runs, the first stage does not wait for such tasks, so the first stage with a backward pass
+keeps the limit (here 2): at most so many of its micro-batches have not come back.
+
+    F0 F1 B0 F2 B1 F3 B2 B3
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.schedule import QueueOps, Schedule
+from harness.schedule.builders.one_f_one_b import alternate
 from harness.schedule.dependency_graph import MESSAGES
 
 
@@ -42,6 +48,24 @@ def leave_out(
         return sources.get(op.part, plan.stages[target].last) >= prefix
 
     left = [replace(queue, ops=tuple(filter(is_needed, queue.ops))) for queue in schedule.queues]
-    queues: tuple[QueueOps, ...] = tuple(queue for queue in left if queue.ops)
+    device = plan.stages[plan.stage_of(prefix)].device
+    queues = tuple(
+        _limited(queue, schedule.limit) if schedule.limit is not None and queue.device == device else queue
+        for queue in left
+        if queue.ops
+    )
     order = tuple(tuple(filter(is_needed, line)) for line in schedule.message_order)
     return replace(schedule, queues=queues, message_order=order)
+
+
+def _limited(queue: QueueOps, limit: int) -> QueueOps:
+    """Returns a compute queue that picks by a rule in an order that has at most `limit` micro-batches in flight."""
+    if queue.name != "compute" or queue.rule == "in_order":
+        return queue
+    forwards = [op for op in queue.ops if op.kind == "F"]
+    backwards: dict[int | None, list[Op]] = {op.micro_batch: [] for op in forwards}
+    for op in queue.ops:
+        if op.kind in ("R", "B"):
+            backwards[op.micro_batch].append(op)
+    rest = [op for op in queue.ops if op.kind not in ("F", "R", "B")]
+    return replace(queue, ops=(*alternate(forwards, [*backwards.values()], limit - 1), *rest), rule="in_order")

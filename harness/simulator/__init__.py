@@ -228,7 +228,7 @@ def lower(
 ) -> list[LoweredSchedule]:
     """Lowers a step to nodes with durations and resources: that of each replica with slow devices, else one that is
     like all. Raises ValueError for an invalid schedule."""
-    costs = TaskCosts(plan, profile, cluster, memory)
+    costs = TaskCosts(plan, profile, cluster, memory, schedule.ops())
     return [LoweredSchedule(schedule, cluster, costs, durations, slow) for slow in slow_replicas(schedule, cluster)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from harness.core.cluster import Cluster, Held, TaskCost
@@ -26,11 +26,17 @@ class TaskCosts:
     Tasks of a pipeline take the cluster's `task_s` beyond their layers' time, and all tasks what the engine takes on
     this machine (`Cluster.engines`). "B" is a whole backward pass. Where the gradients of the weights are a task of
     their own ("W"), the gradients of the inputs ("I") take `input_share` of the whole, W the rest. Where nobody needs
-    gradients of the inputs, W is a whole backward pass, and I does nothing.
+    gradients of the inputs, W is a whole backward pass, and I does nothing. A stage of a frozen prefix has a backward
+    pass where one of the schedule's `ops` brings it gradients.
     """
 
-    def __init__(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> None:
+    def __init__(
+        self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, ops: Iterable[Op] = ()
+    ) -> None:
         self.plan, self.profile, self.cluster, self.memory = plan, profile, cluster, memory
+        back = {op.peer if op.kind == "send" else op.stage for op in ops if op.peer is not None and not op.forward}
+        frozen = (j for j, stage in enumerate(plan.stages) if stage.last < profile.frozen_prefix)
+        self.without_backward = {*frozen} - back
         self.chunks_s: dict[tuple[int, int], float] = {}
         """Seconds of the optimizer by stage and bytes: of a thousand chunks nearly all are of one size."""
 
@@ -63,12 +69,11 @@ class TaskCosts:
 
     def _of_stages(self, kind: str, kernels_s: Sequence[float]) -> list[float]:
         """Returns the seconds of a task of each stage: its kernels, while other devices compute, if there are any; and
-        what the host takes for a task of a pipeline beyond its layers' time, what passes before it included. Of a
-        frozen prefix there is no backward pass."""
+        what the host takes for a task of a pipeline beyond its layers' time, what passes before it included."""
         held, passes_s = self.trained if kind == "W" else self.held, self.cluster.engine_costs.host_s
         host_s, several, found = self.cluster.task_s + passes_s, self.plan.mesh.size > 1, []
         for number, (seconds, one) in enumerate(zip(kernels_s, held, strict=True)):
-            if kind in ("B", "I", "W") and self.plan.stages[number].last < self.profile.frozen_prefix:
+            if kind in ("B", "I", "W") and number in self.without_backward:
                 found.append(seconds + passes_s)
                 continue
             own = self._cost(kind, number)

@@ -109,8 +109,10 @@ class HeldBytes:
         return self.plan.stages[number].first > self.profile.frozen_prefix
 
     def used_once(self, number: int, part: str) -> bool:
-        """Returns whether what arrives at a stage in a forward pass is of no use after it: it comes from a frozen
-        prefix, which saves nothing."""
+        """Returns whether what arrives at a stage in a forward pass is freed after it: it comes from a frozen prefix,
+        which saves nothing. A library that copies messages keeps them for the backward pass."""
+        if self.memory.messages == "copied":
+            return False
         if part:
             return any(skip.name == part and not self.profile.needed_gradient(skip) for skip in self.profile.skips)
         return self.plan.stages[number].first < self.profile.frozen_prefix

@@ -72,7 +72,7 @@ def simulated(
     found = _columns(schedule, cluster)
     if found is None or (memory.freed and len(found.chunks.nodes)):
         return None
-    costs = TaskCosts(plan, profile, cluster, memory)
+    costs = TaskCosts(plan, profile, cluster, memory, found.templates)
     done = []
     for slow in slow_replicas(schedule, cluster):
         lowered = LoweredColumns(schedule, found, cluster, costs, slow)
@@ -102,7 +102,7 @@ def without_sharing(
     found = _columns(schedule, cluster)
     if found is None:
         return None
-    costs = TaskCosts(plan, profile, cluster, memory)
+    costs = TaskCosts(plan, profile, cluster, memory, found.templates)
     done = []
     for slow in slow_replicas(schedule, cluster):
         lowered = LoweredColumns(schedule, found, cluster, costs, slow)
