@@ -18,7 +18,7 @@ MEDIAN_ERRORS = {
 """Of step times, by engine, at most. With ten races came the first record of pipeline, and six of periodic, which had
 one."""
 MEMORY_ERRORS = {
-    "ddp": 0.072, "deepspeed": 0.043, "fsdp": 0.036, "gpipe": 0.054, "myelin": 0.023, "periodic": 0.042,
+    "ddp": 0.028, "deepspeed": 0.043, "fsdp": 0.036, "gpipe": 0.054, "myelin": 0.023, "periodic": 0.042,
     "pipeline": 0.047, "sbp": 0.054, "single": 0.025, "torch_pipelining": 0.033,
 }  # fmt: skip
 """Of the memory of the device that is furthest off, likewise; torchgpipe's is not metered."""
