@@ -29,8 +29,8 @@ FEW = 4
 ONE_BY_ONE = "one micro-batch at a time"
 START = "an earlier search"
 """What is said to have found an order that takes the least memory, or the one that a search begins with."""
-CLOSE = 1e-6
-"""A relative gap that counts as none: the tolerance of the integer program."""
+CLOSE = 1e-5
+"""A relative gap that counts as none: rows of the integer program hold to 1e-6 each, and several of them add up."""
 
 
 @dataclass(frozen=True)
