@@ -8,7 +8,6 @@ What was chosen for a described cluster is raced with the same mesh on this mach
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -88,11 +87,11 @@ def _best(records: Sequence[RunRecord], most: int) -> list[Best]:
     with the same figures, as planners that find the same plan, the first one."""
     tuned = [record.metrics["tuned"] for record in records if record.metrics.get("tuned")]
     kinds, others = ([Best(**one) for each in tuned for one in each[key]] for key in ("kinds", "rows"))
-    found = {replace(one.figures, scheme=""): one for one in reversed([*sorted(kinds, key=_order)])}
-    ordered = sorted(found.values(), key=_order)[:most]
-    known = {replace(one.figures, scheme="") for one in ordered}
-    further = (one for one in sorted(others, key=_order) if replace(one.figures, scheme="") not in known)
-    return sorted([*ordered, *itertools.islice(further, most - len(ordered))], key=_order)
+    chosen: dict[Best, Best] = {}
+    for one in (*sorted(kinds, key=_order), *sorted(others, key=_order)):
+        if len(chosen) < most:
+            chosen.setdefault(replace(one.figures, scheme=""), one)
+    return sorted(chosen.values(), key=_order)
 
 
 def _order(one: Best) -> tuple[float, str]:

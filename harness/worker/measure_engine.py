@@ -265,8 +265,9 @@ def _looked_at(draft: Draft, step_s: Sequence[float], trace: Trace) -> Seen:
 def took_s(step: Trace, draft: Draft) -> dict[str, float]:
     """The mean time of the ops of each kind in a step: tasks, the optimizer, and each call of collectives; of the
     halves of a backward pass those of stages that have both."""
-    calls = {str(op): op.calls for op in draft.schedule.ops() if op.kind == "collective"}
-    split = {(op.stage, op.micro_batch) for op in draft.schedule.ops() if op.kind == "W"}
+    ops = draft.schedule.ops()
+    calls = {str(op): op.calls for op in ops if op.kind == "collective"}
+    split = {(op.stage, op.micro_batch) for op in ops if op.kind == "W"}
     costs = _costs(draft)
     seconds: dict[str, float] = defaultdict(float)
     count: Counter[str] = Counter()
